@@ -38,7 +38,7 @@ from grpo_jax.sampler import programs
 from grpo_jax.sampler.engine import Engine
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.mesh import ROW_AXES
-from grpo_jax.text import columns, cut, during
+from grpo_jax.text import columns, during, shorten
 from grpo_jax.types import Prompts, Rollout
 
 FREE_CACHE = 2**26  # bytes of keys and values on a device that an evaluation may always take
@@ -133,11 +133,11 @@ def sample_batches(
 
 def sample_line(prompt: str, answer: str, rewarded: rewards.Rewards, width: int) -> str:
     """Returns a line of at most `width` columns: a prompt, the first completion of `rewarded`, and its verdict."""
-    verdict = {1.0: 'right', 0.0: f'wrong, the answer is {cut(str(answer), 20)}'}.get(float(rewarded.correct[0]))
+    verdict = {1.0: 'right', 0.0: f'wrong, the answer is {shorten(str(answer), 20)}'}.get(float(rewarded.correct[0]))
     verdict = f' ({verdict or f"reward {rewarded.rewards[0]:.3g}"})'
     room = width - columns(verdict) - len('sample:  -> ')
-    asked = cut(prompt, room // 2)
-    return f'sample: {asked} -> {cut(rewarded.texts[0], room - columns(asked))}{verdict}'
+    asked = shorten(prompt, room // 2)
+    return f'sample: {asked} -> {shorten(rewarded.texts[0], room - columns(asked))}{verdict}'
 
 
 def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:

@@ -18,7 +18,7 @@ def escape(text: str) -> str:
     return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode('ascii') for c in text)
 
 
-def cut(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """The escaped text, shortened to `most` columns of a terminal: a longer one has ' ... ' in its middle."""
     if len(text) > 2 * most:  # shortened before it is escaped, since it may have megabytes
         shown = escape(text[:most]) + escape(text[-most:])

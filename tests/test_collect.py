@@ -9,7 +9,7 @@ import pytest
 
 from grpo_jax import train
 from grpo_jax.collect.draw import find_retired
-from grpo_jax.collect.options import Collection
+from grpo_jax.collect.options import CollectOptions
 from grpo_jax.collect.select import Group, find_dead, make_collector, replay, resample
 from grpo_jax.configs import distill
 from grpo_jax.errors import BadInput
@@ -26,10 +26,10 @@ RARE = dict(data__prompts_per_step=8, data__options={'digits': 1, 'count': 30, '
 
 
 def test_a_prompt_retires_at_the_pass_rate_itself():
-    options = Collection(retire_above=0.75)
+    options = CollectOptions(retire_above=0.75)
     aux = {'tries': np.array([4, 4, 4, 0]), 'hits': np.array([4, 3, 2, 0])}
     assert find_retired(options, aux, 4).tolist() == [True, True, False, False]
-    assert not find_retired(Collection(), aux, 4).any()
+    assert not find_retired(CollectOptions(), aux, 4).any()
 
 
 def test_resample_draws_until_its_groups_differ_or_the_cap(long, tmp_path):
@@ -157,7 +157,7 @@ def test_what_cannot_be_collected_is_refused_before_anything_is_written(changes,
 def group(rewards, since=0):
     unknown = np.full(len(rewards), np.nan)
     rewarded = Rewards([], [], [1] * len(rewards), np.array(rewards), unknown, {}, {})
-    dead = find_dead(Collection().gate, rewarded)[0]
+    dead = find_dead(CollectOptions().gate, rewarded)[0]
     return Group(None, None, since, rewarded, bool(dead))
 
 

@@ -25,7 +25,7 @@ from grpo_jax.rewards import Rewards
 from grpo_jax.run import console
 from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import compiled
-from grpo_jax.text import columns, cut, during
+from grpo_jax.text import columns, during, shorten
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -252,10 +252,10 @@ def test_hostile_completions_are_cut_and_never_obeyed(width):
 
 
 def test_texts_are_cut_in_the_middle():
-    assert cut('0123456789', 10) == '0123456789'
-    assert cut('0123456789abc', 10) == '012 ... bc'
-    assert cut('\u6b63' * 10, 10) == '\u6b63 ... \u6b63'  # two columns each
-    assert cut('a' * 2**20, 4) == 'aaaa' and cut('abc', 0) == ''
+    assert shorten('0123456789', 10) == '0123456789'
+    assert shorten('0123456789abc', 10) == '012 ... bc'
+    assert shorten('\u6b63' * 10, 10) == '\u6b63 ... \u6b63'  # two columns each
+    assert shorten('a' * 2**20, 4) == 'aaaa' and shorten('abc', 0) == ''
 
 
 class Terminal(io.StringIO):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import train
-from grpo_jax.collect.options import Collection
+from grpo_jax.collect.options import CollectOptions
 from grpo_jax.collect.policies import make_renewal
 from grpo_jax.errors import BadInput
 from grpo_jax.run import checkpoint
@@ -30,7 +30,7 @@ def state_of(step, policy, ref):
 def refreshed(tmp_path, section, state):
     checkpoints = checkpoint.manager(str(tmp_path), keep=2)
     settings = Settings.from_config(tiny_run.config(preset='grpo', algorithm__kl_coef=0.5))
-    settings = settings._replace(collection=Collection(**{'reference_mix': 0.25} | section))
+    settings = settings._replace(collection=CollectOptions(**{'reference_mix': 0.25} | section))
     new, row = make_renewal(SimpleNamespace(settings=settings), checkpoints, state)(state)
     checkpoints.close()
     return np.asarray(new.ref_params['w']), float(new.aux['coefficients']['kl_coef']), row

@@ -18,7 +18,7 @@ import numpy as np
 from grpo_jax import data, rewards
 from grpo_jax.algorithms import Grouping
 from grpo_jax.collect import allocate, demonstrations
-from grpo_jax.collect.options import Collection
+from grpo_jax.collect.options import CollectOptions
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
 from grpo_jax.learner.programs import fetch_reference
@@ -68,7 +68,7 @@ class ChosenPrompts(NamedTuple):
 class Drawer:
     """Draws completions of a step's next prompts, by sampling or from the data. It keeps no state between draws."""
 
-    options: Collection
+    options: CollectOptions
     dataset: data.Dataset
     completions: list[list[list[int]]] | None  # token ids of the data's own completions; None: they are sampled
     engine: Engine | None  # None: completions are read from the data
@@ -190,7 +190,7 @@ def decode_completions(
     return texts, truncated, mask.sum(1)
 
 
-def find_retired(options: Collection, aux: dict[str, Any], count: int) -> Bool[np.ndarray, ' N']:
+def find_retired(options: CollectOptions, aux: dict[str, Any], count: int) -> Bool[np.ndarray, ' N']:
     """Which of `count` examples have retired: their pass rate over all visits is at least options.retire_above.
 
     With retire_above 0 none has.
@@ -206,12 +206,12 @@ def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, floa
     return {'group_size_least': int(sizes.min()), 'group_size_most': int(sizes.max()), 'seeded': seeded}
 
 
-def draw_shapes(options: Collection, shapes: batches.Shapes, prompts_per_step: int) -> batches.Shapes:
+def draw_shapes(options: CollectOptions, shapes: batches.Shapes, prompts_per_step: int) -> batches.Shapes:
     """The Shapes of a rollout, for a step of these shapes: the whole step, or with uncertainty a block a prompt."""
     return shapes._replace(prompts=prompts_per_step) if options.allocation == 'uncertainty' else shapes
 
 
-def abstract_aux(options: Collection, shapes: batches.Shapes, count: int) -> dict[str, Any]:
+def abstract_aux(options: CollectOptions, shapes: batches.Shapes, count: int) -> dict[str, Any]:
     """What draws keep in TrainState.aux, as ShapeDtypeStructs by key, for `count` examples; all begin as zeros."""
     aux: dict[str, Any] = {'position': jax.ShapeDtypeStruct((), jnp.int32)}
     if options.counts_passes:

@@ -13,7 +13,7 @@ SCHEDULES = ('frozen', 'hard', 'polyak')  # of the reference
 ALLOCATIONS = ('equal', 'pass_rate', 'uncertainty')  # of a step's completions to its prompts
 
 
-class Collection(NamedTuple):
+class CollectOptions(NamedTuple):
     """What a step learns from, and which policies are beside the one that learns: config.collection."""
 
     # of completions: policy, reference (a frozen sampler), or read from the data: demonstrations, pairs
@@ -45,7 +45,7 @@ class Collection(NamedTuple):
 
     @classmethod
     def from_config(cls, section, *, group_size: int, corrected: bool, reward_options: rewards.RewardOptions):
-        """Collection of config.collection; BadInput for what cannot work.
+        """CollectOptions of config.collection; BadInput for what cannot work.
 
         corrected: the algorithm accounts for completions of other policies. A gate auto is outcome or reward then.
         """

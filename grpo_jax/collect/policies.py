@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.algorithms import Algorithm
-from grpo_jax.collect.options import READ_FROM_DATA, Collection
+from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.hosts.files import foreign_writing
@@ -106,7 +106,7 @@ def decode_again(
     return score
 
 
-def check_decoded(learning: Learning, sampling: Sampling, options: Collection, algorithm: Algorithm) -> None:
+def check_decoded(learning: Learning, sampling: Sampling, options: CollectOptions, algorithm: Algorithm) -> None:
     """Refuses settings with which the sampler cannot compute a step's logprobs again."""
     if not learning.decoded:
         return

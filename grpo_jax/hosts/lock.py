@@ -23,7 +23,7 @@ from grpo_jax.text import during
 FILE = 'owner.json'
 BEAT_SECONDS = 20  # between two beats, the owner's signs of life
 STALE_SECONDS = 90  # after so long without a beat, an owner on another machine may be dead
-WATCH_SECONDS = 30  # it is dead if no beat comes while we watch this long; clocks of two machines may differ
+PATIENCE_SECONDS = 30  # it is dead if no beat comes while we watch this long; clocks of two machines may differ
 SETTLE_SECONDS = 1  # until the file is read again: if two processes have created it, one sees the other's name
 PARTIAL_SECONDS = 2  # an empty file this young may be one that is being written
 
@@ -138,7 +138,7 @@ class Lock:
     def _alive_elsewhere(self, owner):
         """Whether an owner on another machine is alive.
 
-        An owner without a recent beat is watched for WATCH_SECONDS. So is an owner with this machine's host name, which
+        An owner without a recent beat is watched for PATIENCE_SECONDS. So is one with this machine's host name, which
         often is the same machine before a restart.
         """
         if not owner:
@@ -146,8 +146,8 @@ class Lock:
         silent = abs(time.time() - owner.get('beat', 0))
         if silent < STALE_SECONDS and owner.get('host') != self._record['host']:
             return True
-        until = time.monotonic() + WATCH_SECONDS
-        with during(f'waiting {WATCH_SECONDS} s for a sign of life: {_describe(owner)} seems gone'):
+        until = time.monotonic() + PATIENCE_SECONDS
+        with during(f'waiting {PATIENCE_SECONDS} s for a sign of life: {_describe(owner)} seems gone'):
             while time.monotonic() < until:
                 time.sleep(0.5)
                 current = _read(self._path)

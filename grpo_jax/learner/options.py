@@ -97,7 +97,7 @@ class Learning(NamedTuple):
         """The fields of Experience that are known before the update, whoever computes them."""
         return {*needed} | self.scored_fields(needed) | {*self.decoded[:1]}
 
-    def cut(self, group_size: int) -> Minibatching:
+    def minibatching(self, group_size: int) -> Minibatching:
         """The Minibatching of a batch of groups."""
         return Minibatching(group_size, self.epochs, self.minibatches, 'optimizer' in self.offload)
 

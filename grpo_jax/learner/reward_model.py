@@ -46,7 +46,7 @@ def update_reward_model(
 
     An update that is not finite is skipped and counted in state.aux['bad_steps'].
     """
-    learning, minibatching = spec.learning, spec.learning.cut(spec.group_size)
+    learning, minibatching = spec.learning, spec.learning.minibatching(spec.group_size)
 
     def loss_of(params, weighted_microbatch):
         microbatch, token_weights = weighted_microbatch

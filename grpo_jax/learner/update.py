@@ -70,7 +70,7 @@ def update(
     state.aux['bad_steps'], and state.aux['coefficients'] adapt at the end if the algorithm says so.
     """
     algorithm, learning = spec.algorithm, spec.learning
-    coefficients, minibatching = state.aux['coefficients'], learning.cut(spec.group_size)
+    coefficients, minibatching = state.aux['coefficients'], learning.minibatching(spec.group_size)
     trained, frozen = lora.split(state.params)
     trained, opt_state, skipped, metrics = descent.descend(
         trained, state.opt_state, experience, packed, make_gradient(spec, coefficients, frozen), spec.optimizer,

@@ -31,7 +31,7 @@ import rich.text
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.run.rows import read_rows
-from grpo_jax.text import Activity, columns, cut, escape, listeners
+from grpo_jax.text import Activity, columns, escape, listeners, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -185,7 +185,7 @@ def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str
         line = escape(', '.join([begin, *cells[:count], *end]))
         if columns(line) <= width:
             return line
-    return cut(line, width)
+    return shorten(line, width)
 
 
 def _details(activity):

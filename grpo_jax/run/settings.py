@@ -5,7 +5,7 @@ from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
 from grpo_jax.algorithms import Algorithm, default_numbers
-from grpo_jax.collect.options import READ_FROM_DATA, Collection
+from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
 from grpo_jax.data import DataOptions
 from grpo_jax.diagnose import DiagnoseOptions
 from grpo_jax.errors import BadInput
@@ -133,7 +133,7 @@ class Keys(NamedTuple):
     rollout: Amendable[RolloutOptions] = RolloutOptions()
     reward: RewardOptions = RewardOptions()
     # what a step learns from, and which policies are beside the one that learns
-    collection: Collection = Collection()
+    collection: CollectOptions = CollectOptions()
     reference: ReferenceSource = ReferenceSource()  # the policy that a KL term keeps the learning one near to
     teacher: TeacherSource = TeacherSource()  # a model whose logprobs of the policy's own completions are learned from
     algorithm: Amendable[Algorithm] = Algorithm()  # pieces: functions of grpo_jax/algorithms; then their numbers
@@ -185,7 +185,7 @@ class Settings(NamedTuple):
     sampling: Sampling  # token ids are added when the tokenizer is known
     group_size: int
     rewards: RewardOptions
-    collection: Collection
+    collection: CollectOptions
     reference: ReferenceSource
     teacher: TeacherSource
     algorithm: Any  # config.algorithm: names and numbers, for algorithms.make
@@ -253,7 +253,7 @@ class Settings(NamedTuple):
             sampling=Sampling.from_config(config.rollout, dtype=model.dtype, corrected=corrected, lora=model.lora),
             group_size=config.rollout.group_size,
             rewards=reward_options,
-            collection=Collection.from_config(
+            collection=CollectOptions.from_config(
                 config.collection,
                 group_size=config.rollout.group_size,
                 corrected=corrected,

@@ -25,7 +25,7 @@ from grpo_jax.hosts.files import Lines, append_whole, atomic_write, cut_lines
 from grpo_jax.ranges import OneOf
 from grpo_jax.run import console
 from grpo_jax.run.rows import LASTING, append_event, drop_events, plain_row, recorded_events
-from grpo_jax.text import cut, during
+from grpo_jax.text import during, shorten
 
 logger = logging.getLogger('grpo_jax')
 FLUSH_SECONDS = 120  # seconds between two fsyncs, each of which uploads the file on a mounted bucket
@@ -106,7 +106,7 @@ class Board:
         from tensorboardX import summary
 
         # indented as a block of code, so that TensorBoard renders no Markdown or HTML
-        lines = [f'    {cut(line, LONGEST)}' for line in text.split('\n')]
+        lines = [f'    {shorten(line, LONGEST)}' for line in text.split('\n')]
         self._write(step, [summary.text(name, '\n'.join(lines))])
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -124,7 +124,7 @@ class Board:
         shown = []
         for row in rows[:SAMPLES]:
             reward = '?' if row.get('reward') is None else f'{row["reward"]:.3g}'
-            shown.append(cut(f'{reward}  {row["prompt"]} -> {row["completion"]}', LONGEST))
+            shown.append(shorten(f'{reward}  {row["prompt"]} -> {row["completion"]}', LONGEST))
         self.text(step, 'rollout/completions', '\n'.join(shown))
 
     def close(self) -> None:

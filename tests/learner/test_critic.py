@@ -67,7 +67,7 @@ def test_the_critic_learns_a_return_that_the_tokens_foretell(tiny, experience):
     def learn(critic):
         values = critics.values(critic['params'], experience.rollout, c, remat='none', dtype=jnp.float32)
         known = experience.replace(values=values, returns=returns)
-        return critics.update_critic(critic, known, c, optimizer, LEARNING, LEARNING.cut(2))
+        return critics.update_critic(critic, known, c, optimizer, LEARNING, LEARNING.minibatching(2))
 
     rows = []
     for _ in range(60):
@@ -88,7 +88,7 @@ def test_microbatches_change_nothing(tiny, experience, assert_close):
     optimizer, body = optax.sgd(0.1), critics.new_params(params)
     critic = {'params': body, 'opt_state': optimizer.init(body)}
     whole, cut = (
-        jax.jit(lambda cut=cut: critics.update_critic(critic, known, c, optimizer, cut, cut.cut(2)))()
+        jax.jit(lambda cut=cut: critics.update_critic(critic, known, c, optimizer, cut, cut.minibatching(2)))()
         for cut in (LEARNING, LEARNING._replace(microbatches=4))
     )
     assert_close(cut, whole)
