@@ -71,6 +71,7 @@ ALLOWED = [
     *((name, 'a reward, or what it is measured from, may be any number', 'reward.correct_at reward.failed '
         'reward.truncated_reward reward.options.countdown.partial reward.options.model.mean algorithm.baseline '
         'algorithm.covariance_low') for name in ('zero', 'negative', 'fraction')),
+    ('negative', "chosen by the step's sizes", 'learner.pack_columns'),
     *((name, 'a penalty', 'reward.length_shaping_weight') for name in ('negative', 'fraction')),
     *((name, 'pays for a narrow distribution', 'algorithm.entropy_coef') for name in ('negative', 'fraction')),
     ('huge', 'a bound that nothing reaches', 'optimizer.max_grad_norm critic_optimizer.max_grad_norm '
