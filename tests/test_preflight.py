@@ -204,9 +204,12 @@ def test_bounds_are_kept_apart():
     found = measured(flops=10, traffic=10, within={'all-gather': 6.0}, across={'all-reduce': 4.0})
     times = verdict.bounds(found, here)
     assert times == {'products': 1.0, 'HBM': 2.0, 'sent': 3.0, 'sent_slowly': 4.0, 'network': 4.0}
-    assert verdict.largest(times) == ('network', 4.0) and verdict.largest(times | {'network': 0.0}) == ('sent', 3.0)
+    assert verdict.find_largest(times) == ('network', 4.0) and verdict.find_largest(times | {'network': 0.0}) == (
+        'sent',
+        3.0,
+    )
     repeated = found._replace(multiplied=11.0)  # a tenth is multiplied twice, and takes its time
-    assert verdict.bounds(repeated, here)['products'] == 1.1 and repeated.repeated == pytest.approx(0.1)
+    assert verdict.bounds(repeated, here)['products'] == 1.1 and repeated.repeated_share == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
