@@ -556,11 +556,11 @@ def test_gradients_are_scattered_as_they_are_summed(libtpu, long, model, topolog
 def test_a_compiler_that_dies_is_tried_again_with_one_program_at_a_time(monkeypatch, capsys):
     ends, calls = [-11, 1], []
     monkeypatch.setattr(subprocess, 'call', lambda words: calls.append(words) or ends[len(calls) - 1])
-    assert preflight._in_child() == 1
+    assert preflight._run_in_child() == 1
     assert [words[-1] for words in calls] == [f'--at_once={os.cpu_count()}', '--at_once=1']
     assert 'died of signal 11' in capsys.readouterr().err
     ends[:], calls[:] = [-11, -9], []
-    assert preflight._in_child() == 137
+    assert preflight._run_in_child() == 137
 
 
 @pytest.mark.filterwarnings('ignore:Error reading persistent compilation cache')  # what an earlier run of tests left
