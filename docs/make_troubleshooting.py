@@ -31,7 +31,7 @@ def text():
 
 def remedies():
     """A row for each answer of each monitor; the symptom, the meters and the lab stand in the first."""
-    numbers, rows = Context.from_config(make_config.defaults()).numbers(), []
+    numbers, rows = Context.from_config(make_config.defaults()).remedy_texts(), []
     for monitor in MONITORS.values():
         meters = ', '.join(f'`{name}`' for name in monitor.reads)
         lab = f'`configs/labs/{monitor.lab}.py`'

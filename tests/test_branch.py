@@ -173,7 +173,7 @@ def test_fewer_steps_than_a_run_has_are_refused(copy, tmp_path):
     export.check_whole(str(tmp_path / 'exported'), str(copy), 9)
     (tmp_path / 'exported').mkdir()
     export.check_whole(str(tmp_path / 'exported'), str(copy), 4)
-    with pytest.raises(BadInput, match=r'steps = 9: .*is the policy of 4'):
+    with pytest.raises(BadInput, match=r'steps = 9: .*is the policy of step 4'):
         export.check_whole(str(tmp_path / 'exported'), str(copy), 9)
 
 

@@ -122,7 +122,7 @@ def test_supervised_training_is_finished_with_its_last_checkpoint_and_its_own_co
     ('stages', 'words'),
     [
         ([], ['stages', 'one or more']),
-        (three_stages()[:1] * 2, ["['first', 'first']", 'distinct']),
+        (three_stages()[:1] * 2, ["['first', 'first']", 'a name of its own']),
         ([Stage('../out', 'train', tiny_run.config())], ['../out', 'letters']),
         ([Stage('first', 'export', tiny_run.config())], ['stage first', 'export', 'supervised, train, sample']),
         ([Stage('first', 'train')], ['config of stage first', 'None']),

@@ -204,9 +204,12 @@ def test_bounds_are_kept_apart():
     found = measured(flops=10, traffic=10, within={'all-gather': 6.0}, across={'all-reduce': 4.0})
     times = verdict.bounds(found, here)
     assert times == {'products': 1.0, 'HBM': 2.0, 'sent': 3.0, 'sent_slowly': 4.0, 'network': 4.0}
-    assert verdict.largest(times) == ('network', 4.0) and verdict.largest(times | {'network': 0.0}) == ('sent', 3.0)
+    assert verdict.find_largest(times) == ('network', 4.0) and verdict.find_largest(times | {'network': 0.0}) == (
+        'sent',
+        3.0,
+    )
     repeated = found._replace(multiplied=11.0)  # a tenth is multiplied twice, and takes its time
-    assert verdict.bounds(repeated, here)['products'] == 1.1 and repeated.repeated == pytest.approx(0.1)
+    assert verdict.bounds(repeated, here)['products'] == 1.1 and repeated.repeated_share == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -553,11 +556,11 @@ def test_gradients_are_scattered_as_they_are_summed(libtpu, long, model, topolog
 def test_a_compiler_that_dies_is_tried_again_with_one_program_at_a_time(monkeypatch, capsys):
     ends, calls = [-11, 1], []
     monkeypatch.setattr(subprocess, 'call', lambda words: calls.append(words) or ends[len(calls) - 1])
-    assert preflight._in_child() == 1
+    assert preflight._run_in_child() == 1
     assert [words[-1] for words in calls] == [f'--at_once={os.cpu_count()}', '--at_once=1']
     assert 'died of signal 11' in capsys.readouterr().err
     ends[:], calls[:] = [-11, -9], []
-    assert preflight._in_child() == 137
+    assert preflight._run_in_child() == 137
 
 
 @pytest.mark.filterwarnings('ignore:Error reading persistent compilation cache')  # what an earlier run of tests left

@@ -255,9 +255,9 @@ def test_a_comparison_is_of_seeds_and_says_when_it_shows_nothing():
 
 def test_what_cannot_be_compared_is_refused():
     rows = [row_of('a', 0.5, 0.6), row_of('b', 0.4)]
-    with pytest.raises(BadInput, match='needs at least 2'):
+    with pytest.raises(BadInput, match='an interval needs 2'):
         sweep.compare(rows, 'a', 'b')
-    with pytest.raises(BadInput, match='is not in this sweep; choose of a, b'):
+    with pytest.raises(BadInput, match='is not in this sweep; choose one of a, b'):
         sweep.compare(rows, 'a', 'c')
 
 

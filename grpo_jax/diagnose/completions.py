@@ -10,7 +10,7 @@ from grpo_jax.diagnose.signs import (
     averages,
     format_change,
     format_steps,
-    improved,
+    has_improved,
     last_values,
     spans,
 )
@@ -64,7 +64,7 @@ def length_hacking(rows: Rows, context: Context) -> Sign | None:
         old, new = average(before, 'length'), average(now, 'length')
         grown = old and new and new >= options.length_growth * old
         # without a verifier, count the longer completions as no better
-        if grown and not (context.accuracy in now[-1] and improved(before, now, context)):
+        if grown and not (context.accuracy in now[-1] and has_improved(before, now, context)):
             evidence = f'{format_change("length", before, now)}; length_reward_correlation {correlation:.2f}'
             evidence += f'; {format_change(context.accuracy, before, now)}' if context.accuracy in rows[-1] else ''
             return Sign('completions get longer, are paid for it, and no more of them are right', evidence)

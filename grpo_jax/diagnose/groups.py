@@ -11,10 +11,10 @@ from grpo_jax.diagnose.signs import (
     format_change,
     format_number,
     format_steps,
-    improved,
+    has_improved,
+    has_worsened,
     last_values,
     spans,
-    worsened,
 )
 
 HALF = 0.5  # from this share of completions on, truncation or unread answers explain why all are wrong
@@ -32,7 +32,7 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
     answer, now = _explain_all_wrong(recent), average(recent, 'reward')
     rewarded = [row for row in rows[:-count] if row.get('reward') is not None]
     best = max(rewarded, key=lambda row: row['reward'], default={})
-    if worsened([best], recent):
+    if has_worsened([best], recent):
         answer = 'broken'
     reward = 'none' if now is None else format_number(now)
     evidence = f'no group with an advantage in {format_steps(recent)}, reward {reward}'
@@ -41,7 +41,7 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
 
 
 def _explain_all_wrong(rows):
-    """The key of the Answer that explains groups that are all wrong; '' when neither explanation fits."""
+    """The key of the Answer that explains groups that are all wrong; '' when no Answer fits."""
     return next((name for name in ('truncated', 'unparsed') if (average(rows, name) or 0) >= HALF), '')
 
 
@@ -75,7 +75,7 @@ def dead_all_wrong(rows: Rows, context: Context) -> Sign | None:
         return Sign(f'{share:.0%} of the groups are all wrong, and teach nothing', evidence, answer)
     for before, now in spans(rows, options.window):
         share = _dead_share(now, 'groups_all_wrong')
-        if share >= max(HALF, 2 * _dead_share(before, 'groups_all_wrong')) and worsened(before, now):
+        if share >= max(HALF, 2 * _dead_share(before, 'groups_all_wrong')) and has_worsened(before, now):
             evidence = f'{format_change("groups_all_wrong", before, now)}; {format_change("reward", before, now)}'
             return Sign(f'{share:.0%} of the groups are all wrong, which they were not before', evidence, 'broken')
     return None
@@ -99,7 +99,7 @@ def stagnation(rows: Rows, context: Context) -> Sign | None:
     old, new = average(first, 'advantage_variance'), average(now, 'advantage_variance')
     if not old or new is None or new > context.options.variance_share * old:
         return None
-    if (average(now, 'groups_all_right') or 0) > HALF or improved(before, now, context):
+    if (average(now, 'groups_all_right') or 0) > HALF or has_improved(before, now, context):
         return None
     return Sign('the completions of a prompt hardly differ any longer', format_change('advantage_variance', first, now))
 

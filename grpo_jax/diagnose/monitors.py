@@ -22,7 +22,7 @@ def new_diagnoses(rows: Rows, context: Context) -> list[Diagnosis]:
         if not diagnosis:
             continue
         earlier = range(diagnosis.step - 1, diagnosis.step - 1 - context.options.repeat_after, -1)
-        if not any(monitor.judge(*_at_step(rows, context, time)) for time in earlier):
+        if not any(monitor.judge(*_cut_to_step(rows, context, time)) for time in earlier):
             begun.append(diagnosis)
     return begun
 
@@ -30,10 +30,10 @@ def new_diagnoses(rows: Rows, context: Context) -> list[Diagnosis]:
 def history(rows: Rows, context: Context) -> list[Diagnosis]:
     """Returns all Diagnoses of a run, in the order in which they began."""
     times = sorted({row['step'] for row in (*rows, *context.evaluations)})
-    return [diagnosis for time in times for diagnosis in new_diagnoses(*_at_step(rows, context, time))]
+    return [diagnosis for time in times for diagnosis in new_diagnoses(*_cut_to_step(rows, context, time))]
 
 
-def _at_step(rows: Sequence, context, step):
+def _cut_to_step(rows: Sequence, context, step):
     """(rows, Context) as they were at a step: without later rows and evaluations."""
 
     def until(table):

@@ -12,7 +12,7 @@ from grpo_jax.diagnose.signs import (
     average,
     format_change,
     format_steps,
-    improved,
+    has_improved,
     last_values,
     spans,
 )
@@ -27,7 +27,7 @@ def hacked_part(rows: Rows, context: Context) -> Sign | None:
     """A part of the reward, say the format, is earned more and more, and accuracy does not grow."""
     for name in _paid_parts(context, learned=False):
         rise = _find_rise(rows, context, name)
-        if rise and not improved(*rise, context):
+        if rise and not has_improved(*rise, context):
             before, now = rise
             return Sign(
                 f'the part {name} is earned, and no more completions are right for it',

@@ -10,11 +10,11 @@ from grpo_jax.diagnose.signs import (
     format_change,
     format_number,
     format_steps,
-    improved,
+    has_improved,
+    has_worsened,
     last_values,
+    rows_until_measured,
     spans,
-    until_measured,
-    worsened,
 )
 
 SOON = 2  # steps in a row; few are enough, because no healthy run looks like this
@@ -36,7 +36,7 @@ def entropy_collapse(rows: Rows, context: Context) -> Sign | None:
         return None
     evidence = f'entropy {format_number(first)} in {format_steps(rows[:1])}'
     evidence += f', {format_number(entropies[-1])} in {format_steps(recent)}'
-    if worsened(rows[:1], recent):
+    if has_worsened(rows[:1], recent):
         return Sign(
             'the policy is certain, and worse than it was', f'{evidence}; {format_change("reward", rows[:1], recent)}'
         )
@@ -56,10 +56,10 @@ def kl_runaway(rows: Rows, context: Context) -> Sign | None:
         ('kl_ref_sequence', options.kl_sequence, 'a completion'),
         ('kl_ref', options.kl_token, 'a token'),
     ):
-        measured = until_measured(rows, name)
+        measured = rows_until_measured(rows, name)
         for before, now in spans(measured, options.window, options.patience):
             old, new = average(before, name), average(now, name)
-            if old is None or new is None or new < max(limit, FARTHER * old) or improved(before, now, context):
+            if old is None or new is None or new < max(limit, FARTHER * old) or has_improved(before, now, context):
                 continue
             return Sign(
                 f'{new:.3g} nats {unit} from the reference, and no better for the last of it',
@@ -76,12 +76,12 @@ def likelihood_displacement(rows: Rows, context: Context) -> Sign | None:
     """
     options = context.options
     name = 'probe_logprob_change'
-    measured = until_measured(rows, name)
+    measured = rows_until_measured(rows, name)
     for before, now in spans(measured, options.window):
         old, newest = average(before, name), measured[-1][name]
         if newest > -options.displacement or old is None or newest > min(2 * old, old - options.displacement):
             continue
-        if not improved(before, now, context):
+        if not has_improved(before, now, context):
             evidence = f'{name} {format_number(old)} in {format_steps(before)}'
             evidence += f', {format_number(newest)} in {format_steps(measured[-1:])}'
             accuracy = context.accuracy if context.accuracy in measured[-1] else 'reward'

@@ -31,6 +31,7 @@ class Diagnosis(NamedTuple):
     remedy: str  # flags of a command
 
     def __str__(self):
+        """The Diagnosis in one line."""
         remedy = f'; try {self.remedy}' if self.remedy else ''
         return f'{self.monitor}: {self.seen} ({self.evidence}); {self.cause}{remedy}'
 
@@ -39,7 +40,7 @@ class Answer(NamedTuple):
     """A likely cause, and its remedy.
 
     The remedy is flags alone, for the command of the run. They include --amend or --branch=DIR when the change needs
-    one, or --workdir=NEW for a new run; '' means that nothing is to be done. Context.numbers fills in its {names}.
+    one, or --workdir=NEW for a new run; '' means that nothing is to be done. Context.remedy_texts fills in its {names}.
     """
 
     cause: str
@@ -130,7 +131,7 @@ class Context(NamedTuple):
         """The name of the metric with the verifier's mean reward; '' without a verifier."""
         return f'reward/{self.verifier}' if self.verifier else ''
 
-    def numbers(self) -> dict[str, str]:
+    def remedy_texts(self) -> dict[str, str]:
         """Returns the texts that replace the {names} in remedies."""
         return {
             'optimizer': self.optimizer,
@@ -146,11 +147,11 @@ class Context(NamedTuple):
             'more_draws': f'{2 * self.max_draws}',
             'more_seconds': f'{4 * self.deadline:g}',
             'more_memory': f'{2 * self.memory_gib:g}',
-            'parts': self._parts(1.0),
-            'smaller_parts': self._parts(0.1),
+            'parts': self._parts_flag(1.0),
+            'smaller_parts': self._parts_flag(0.1),
         }
 
-    def _parts(self, factor):
+    def _parts_flag(self, factor):
         """config.reward.parts as a flag's text, all weights but the verifier's multiplied by factor."""
         weights = [(name, weight * (1.0 if name == self.verifier else factor)) for name, weight in self.parts]
         return ' '.join(f'({name!r}, {weight:g}),' for name, weight in weights)
@@ -178,7 +179,7 @@ class Monitor(NamedTuple):
             return None
         cause, remedy = self.answers[sign.answer]
         step = newest_step(rows, context)
-        return Diagnosis(self.name, step, sign.seen, sign.evidence, cause, remedy.format(**context.numbers()))
+        return Diagnosis(self.name, step, sign.seen, sign.evidence, cause, remedy.format(**context.remedy_texts()))
 
 
 def newest_step(rows: Rows, context: Context) -> int:
@@ -192,7 +193,7 @@ def last_values(rows: Rows, name: str, count: int) -> list[float] | None:
     return None if len(values) < count or None in values else values  # pyright: ignore[reportReturnType]
 
 
-def until_measured(rows: Rows, name: str) -> Rows:
+def rows_until_measured(rows: Rows, name: str) -> Rows:
     """Returns the rows up to the newest with the metric, which few steps measure; () if the last AGE rows lack it."""
     age = next((age for age, row in enumerate(reversed(rows[-AGE:])) if row.get(name) is not None), None)
     return () if age is None else rows[: len(rows) - age]
@@ -228,7 +229,7 @@ def spans(rows: Rows, window: int, least: int = 0) -> Iterator[tuple[Rows, Rows]
         yield rows[:width], rows[-width:]
 
 
-def improved(before: Rows, now: Rows, context: Context) -> bool:
+def has_improved(before: Rows, now: Rows, context: Context) -> bool:
     """Returns whether accuracy has grown by config.diagnose.gain; True when no metric tells.
 
     Without accuracy, the reward must have grown by `gain` of its standard deviation.
@@ -240,7 +241,7 @@ def improved(before: Rows, now: Rows, context: Context) -> bool:
     return True
 
 
-def worsened(before: Rows, now: Rows) -> bool:
+def has_worsened(before: Rows, now: Rows) -> bool:
     """Returns whether the reward has fallen by more than half of its earlier standard deviation."""
     old, new = averages(before, 'reward', 'reward_std'), average(now, 'reward')
     return old is not None and new is not None and new < old[0] - old[1] / 2

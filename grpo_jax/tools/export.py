@@ -43,14 +43,14 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
     the folder to. Raises BadInput before anything is written when this cannot work, the upload included.
     """
     if os.path.exists(out):
-        raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
+        raise BadInput('--out', out, 'exists, and nothing is overwritten; name a new folder')
     if push and processes.speaks():
         hub.check_upload('--push', push)
     run = evaluate.open_recorded(workdir, trust)
     model, model_config = run.settings.model, run.model.config
     if adapter and (not model.lora.rank or model.random_init):
-        reason = 'the run has no adapters' if not model.lora.rank else 'the weights beside them are in no folder'
-        raise BadInput('--adapter', True, f'{reason}; export without it')
+        reason = "the adapters' random model is in no folder" if model.lora.rank else 'the run has no adapters'
+        raise BadInput('--adapter', True, f'{reason}; leave it out to export the whole model')
     if adapter:
         peft.check_family('--adapter', True, model_config)
         if push and not base_model(run.settings.recorded):
@@ -58,7 +58,7 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
                 '--push',
                 push,
                 f'would have adapters of model.path = {model.path!r}, a folder that nobody else has; push without '
-                '--adapter, or begin a run from the name of the model on the hub',
+                '--adapter, or train from a model that is on the hub',
             )
     policy, step = evaluate.open_policy(run)
     policy = processes.fetch(policy)
@@ -81,7 +81,7 @@ def check_whole(out: str, workdir: str, steps: int) -> None:
     """Raises BadInput when `out` was exported, and the run in workdir would still go on to `steps` steps."""
     done = max(checkpoint.steps(workdir), default=0)
     if os.path.exists(out) and done < steps:
-        remedy = f'{out} is the policy of {done}, with which others began; use that, or another --workdir'
+        remedy = f'{out} is the policy of step {done}, from which later runs began; use {done}, or name a new --workdir'
         raise BadInput('steps', steps, remedy)
 
 
@@ -94,11 +94,11 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
     """
     from huggingface_hub import ModelCard, ModelCardData  # a quarter of a second
 
-    config = as_object(_read(workdir, 'config.json'))
-    origins = _read(workdir, 'data.json')
+    config = as_object(_read_json(workdir, 'config.json'))
+    origins = _read_json(workdir, 'data.json')
     origins = [as_object(origin) for origin in origins] if isinstance(origins, list) else []
-    evaluation = as_object(_read(workdir, 'evaluation.json'))
-    environments = _read(workdir, steering.ENVIRONMENT)
+    evaluation = as_object(_read_json(workdir, 'evaluation.json'))
+    environments = _read_json(workdir, steering.ENVIRONMENT)
     environment = as_object(environments[-1]) if isinstance(environments, list) and environments else {}
     rows = _evaluations_until(workdir, step)  # none in supervised training; a run has one before its first step
     base, model = base_model(config), as_object(config.get('model'))
@@ -113,7 +113,7 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
     card = ModelCard.from_template(
         head,
         TEMPLATE,
-        code=_code,
+        code=_as_code,
         named=_name_values,
         name=escape(name),
         step=step,
@@ -121,7 +121,7 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
         rewarded=bool(rows),
         begun=f'[{base}]({hub.page(base)})' if base else random,
         # adapters need the model that training began with, and its tokenizer
-        loaded=repr((base or _without_folders(str(model.get('path')))) if adapter else name),
+        loaded=repr((base or _cut_folders(str(model.get('path')))) if adapter else name),
         called=repr(name),
         data=as_object(config.get('data')),
         origins=origins,
@@ -134,13 +134,13 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
         version=steering.code_name(as_object(environment.get('code'))),
         packages=_name_values(as_object(environment.get('packages'))),
         devices=as_object(environment.get('devices')),
-        programs=_name_values(as_object(_read(workdir, 'programs.json'))),
+        programs=_name_values(as_object(_read_json(workdir, 'programs.json'))),
     )
     with files.atomic_write(os.path.join(folder, FILE)) as file:
         file.write(str(card))
 
 
-def _read(workdir, name) -> Any:
+def _read_json(workdir, name) -> Any:
     """The content of a JSON file in workdir; None when it is absent or damaged."""
     with contextlib.suppress(BadInput):
         return json_file.read(os.path.join(workdir, name))
@@ -168,6 +168,7 @@ def base_model(config: Mapping[str, Any]) -> str:
 
 
 def _curve_table(rows) -> str:
+    """The Markdown table of at most MOST_ROWS evaluations by step; '' without any of FIGURES."""
     names = [name for name in dict.fromkeys(key for row in rows for key in row) if FIGURES.fullmatch(name)]
     kept = rows if len(rows) <= MOST_ROWS else [*rows[:: -(-len(rows) // (MOST_ROWS - 1))], rows[-1]]
     cells = [[row.get('step'), *(row.get(name) for name in names)] for row in kept]
@@ -175,6 +176,7 @@ def _curve_table(rows) -> str:
 
 
 def _figures_table(evaluation) -> str:
+    """The Markdown table of evaluation.json's figures, each with its interval; '' without figures."""
     keys = ('mean', 'low', 'high')
     figures = {name: as_object(value) for name, value in as_object(evaluation.get('figures')).items()}
     rows = [[name, *(value.get(key) for key in keys)] for name, value in figures.items()]
@@ -182,6 +184,7 @@ def _figures_table(evaluation) -> str:
 
 
 def _settings_table(config) -> str:
+    """The Markdown table of the settings that differ from default.py, but for the sections UNMENTIONED."""
     defaults = config_file.read_config(os.path.join(config_file.CONFIGS, 'default.py')).to_dict()
     # through JSON, which makes lists of tuples as in the recorded config
     changes = steering.differences(json.loads(json.dumps(defaults)), config)
@@ -190,34 +193,35 @@ def _settings_table(config) -> str:
 
 
 def _table(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table in Markdown; names: its headings."""
     names = list(names)
     lines = [f'| {" | ".join(names)} |', '|---' * len(names) + '|']
-    return '\n'.join([*lines, *(f'| {" | ".join(map(_code, row))} |' for row in rows)])
+    return '\n'.join([*lines, *(f'| {" | ".join(map(_as_code, row))} |' for row in rows)])
 
 
 def _name_values(values):
     """The texts 'name value', without empty values."""
-    return [f'{name} {_code(value)}' for name, value in values.items() if value]
+    return [f'{name} {_as_code(value)}' for name, value in values.items() if value]
 
 
-def _code(value):
+def _as_code(value):
     """A value as Markdown code, so that Markdown in it has no effect; numbers to four digits."""
     if value is None:
         return ''
     if isinstance(value, float):
         return f'{value:.4g}'
-    value = _without_folders(value)
+    value = _cut_folders(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return f'`{escape(text).replace("`", chr(39)).replace("|", chr(92) + "|")}`' if text else ''
 
 
-def _without_folders(value):
+def _cut_folders(value):
     """The value with absolute paths, and paths from ~, cut to their last part."""
     if isinstance(value, str):
         return os.path.basename(os.path.normpath(value)) if re.match(r'[/~\\]|[A-Za-z]:\\', value) else value
     if isinstance(value, dict):
-        return {key: _without_folders(inner) for key, inner in value.items()}
-    return [_without_folders(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _cut_folders(inner) for key, inner in value.items()}
+    return [_cut_folders(inner) for inner in value] if isinstance(value, list) else value
 
 
 def main() -> None:

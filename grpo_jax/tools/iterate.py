@@ -68,7 +68,7 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
 def check(config: Any, iterations: int) -> None:
     """Raises BadInput for a config that cannot be iterated."""
     if iterations < 1:
-        raise BadInput('--iterations', iterations, 'must be at least 1')
+        raise BadInput('--iterations', iterations, 'must be at least 1; raise it')
     if iterations > 1 and config.model.lora.base_dtype:
         raise BadInput(
             'model.lora.base_dtype',
@@ -81,15 +81,15 @@ def check(config: Any, iterations: int) -> None:
         raise BadInput(
             'reward.parts, verifier',
             (parts, config.reward.verifier),
-            'must have the part model, and a '
-            'verifier that labels completions for it; give that one weight 0 to learn from the model alone',
+            'must have the part model, and a verifier that labels completions for it; add what is missing (a verifier '
+            'of weight 0 only labels)',
         )
     if config.reward_model.objective != 'pairwise':
         raise BadInput(
             'reward_model.objective', config.reward_model.objective, "a verifier's labels make pairs; choose pairwise"
         )
     if config.model.random_init:
-        raise BadInput('model.random_init', True, 'an iteration goes on from weights; export a policy first')
+        raise BadInput('model.random_init', True, 'iterations go on from the weights of model.path; set this to False')
 
 
 def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str]) -> Any:
@@ -139,7 +139,11 @@ def _check_rollouts(workdir, steps):
     folder = os.path.join(workdir, 'rollouts')
     count = len([name for name in os.listdir(folder) if name.endswith('.jsonl')]) if os.path.isdir(folder) else 0
     if count < steps:
-        raise BadInput(folder, f'{count} rollouts', f'of {steps}: make space, delete {workdir}, and start again')
+        raise BadInput(
+            folder,
+            f'{count} rollouts',
+            f'of {steps} steps are not enough; free disk space, delete {workdir}, and start again',
+        )
 
 
 def print_iterations(results: Sequence[dict[str, Any]]) -> None:

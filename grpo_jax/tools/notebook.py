@@ -141,7 +141,8 @@ def tokens_as_html(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> st
     for row in rows:
         tokens, numbers = row.get('tokens') or [row['completion']], COLOURS[by](row)
         if numbers is None:
-            raise BadInput('by', by, 'is not in this dump; advantage always is')
+            choices = ', '.join(name for name, read in COLOURS.items() if read(row) is not None)
+            raise BadInput('by', by, f'is not in this dump; choose one of {choices}')
         numbers = [*numbers, *[numbers[-1] if numbers else 0.0] * len(tokens)][: len(tokens)]
         largest = max(map(abs, numbers), default=0.0) or 1.0
         spans = []
@@ -149,10 +150,10 @@ def tokens_as_html(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> st
             share = number / largest
             colour = '42,111,187' if share > 0 else '217,130,43'
             style = f'background:rgba({colour},{min(abs(share), 1.0) * 0.6:.2f})'
-            spans.append(f'<span style="{style}" title="{number:.4g}">{_inert(token)}</span>')
+            spans.append(f'<span style="{style}" title="{number:.4g}">{_escape_html(token)}</span>')
         reward = 'none' if row.get('reward') is None else f'{row["reward"]:.3g}'
         lines.append(
-            f'<div style="margin:4px 0"><b>{reward}</b> <span style="opacity:.6">{_inert(row["prompt"])}</span>'
+            f'<div style="margin:4px 0"><b>{reward}</b> <span style="opacity:.6">{_escape_html(row["prompt"])}</span>'
             f'{"".join(spans)}</div>'
         )
     return f'<div style="font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere">{"".join(lines)}</div>'
@@ -189,7 +190,7 @@ COLOURS: dict[str, Callable[[Mapping[str, Any]], list[float] | None]] = {
 }
 
 
-def _inert(text):
+def _escape_html(text):
     """A text as HTML without effect, cut to a length."""
     return html.escape(escape(text[: 20 * MOST_TOKENS]))
 

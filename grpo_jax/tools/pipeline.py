@@ -109,32 +109,31 @@ def check(stages: Sequence[Stage], workdir: str) -> None:
     """Raises BadInput for stages that cannot follow one another, and for configs that cannot work."""
     names = [stage.name for stage in stages]
     if not names or len({*names}) < len(names) or not all(re.fullmatch(r'\w+', name) for name in names):
-        raise BadInput('stages', names, 'must be one or more, with distinct names of letters, digits and _')
+        raise BadInput('stages', names, 'give one or more, each with a name of its own in letters, digits and _')
     trained = {}
     for stage in stages:
         if stage.command not in COMMANDS:
-            raise BadInput(f'stage {stage.name}', stage.command, f'must be one of {", ".join(COMMANDS)}')
+            raise BadInput(f'stage {stage.name}', stage.command, f'is no command; choose one of {", ".join(COMMANDS)}')
         if stage.command == 'sample':
             if stage.of not in trained:
-                raise BadInput(
-                    f'stage {stage.name}', stage.of, f'samples a policy of a stage before it, of {[*trained]}'
-                )
+                remedy = f'name one of {", ".join(trained)}' if trained else 'put one before it'
+                raise BadInput(f'stage {stage.name}', stage.of, f'is no earlier stage with a policy; {remedy}')
             sample.check(run_folder(workdir, stage.name), stage.request)
             continue
         if not isinstance(stage.config, ConfigDict):
-            raise BadInput(f'config of stage {stage.name}', stage.config, 'must be one of default.py, changed')
+            raise BadInput(f'config of stage {stage.name}', stage.config, 'is no ConfigDict; begin with get_config()')
         settings = Settings.from_config(stage.config)
         if stage.command == 'train':
             make_algorithm(stage.config)
         if stage.command == 'supervised' and not settings.supervised.updates:
-            raise BadInput(f'supervised.updates of stage {stage.name}', 0, 'nothing to do; set the number of updates')
+            raise BadInput(f'supervised.updates of stage {stage.name}', 0, 'leaves nothing to do; raise it')
         options = settings.model.lora
         for name, earlier in trained.items():
             if settings.model.path != policy_folder(workdir, name):
                 continue
             # the stage starts from the policy of an earlier one, with merged adapters
             if options.path and options.path == earlier.path:
-                remedy = f"is in the weights of stage {name} already; use begin_with, or ''"
+                remedy = f"is in the weights of stage {name} already; set it to '', or use pipeline.begin_with"
                 raise BadInput(f'model.lora.path of stage {stage.name}', options.path, remedy)
             if options.base_dtype and earlier.base_dtype:
                 raise BadInput(
@@ -151,7 +150,9 @@ def read_stages(name: str, config: Any, workdir: str) -> list[Stage]:
     path = config_file.locate(name.partition(':')[0])
     with open(path, encoding='utf8') as file:
         if 'def get_stages(' not in file.read():
-            raise BadInput('--config', name, 'has no get_stages(config, workdir); grpo_jax.train trains what has none')
+            raise BadInput(
+                '--config', name, 'has no get_stages(config, workdir), so it is no recipe; train it with grpo_jax.train'
+            )
     stages = config_file.call_function(path, 'get_stages', config, workdir)
     # compare fields, not classes: this module runs as __main__, and a recipe imports another copy of Stage
     if not (isinstance(stages, list) and all(getattr(stage, '_fields', ()) == Stage._fields for stage in stages)):

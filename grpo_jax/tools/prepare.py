@@ -35,6 +35,7 @@ class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         super().__init__(data_dir=folder, file_format='array_record')
 
     def _info(self):
+        """The DatasetInfo: text fields, in the order of the rows."""
         fields, optional = FIELDS[self.name]
         # shuffling would break the match of row numbers and line numbers
         return tfds.core.DatasetInfo(
@@ -44,9 +45,11 @@ class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         )
 
     def _split_generators(self, dl_manager):
+        """{split: its (number, row) pairs}; nothing is downloaded."""
         return {split: self._generate_examples(rows) for split, rows in self._rows.items()}
 
     def _generate_examples(self, rows):
+        """Yields (number, row), from 0."""
         yield from enumerate(rows)
 
 

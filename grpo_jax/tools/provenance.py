@@ -35,15 +35,15 @@ def describe_run(workdir: str) -> Iterator[str]:
     """Yields lines on a run's code, packages, devices, data, programs, events and checkpoints."""
     config = json_file.read_object(_require_file(workdir, 'config.json'))
     yield f'run {workdir}: seed {config.get("seed")}, {len(_complete_lines(workdir, "metrics.jsonl"))} steps'
-    for entry in _read(workdir, steering.ENVIRONMENT, []):
+    for entry in _read_json(workdir, steering.ENVIRONMENT, []):
         code, devices = steering.code_name(entry.get('code', {})), entry.get('devices', {})
         packages = ', '.join(f'{name} {version}' for name, version in entry.get('packages', {}).items())
         yield f'begun {entry.get("begun")} by grpo_jax {code}: {entry.get("command")}'
         yield f'  on {devices.get("count")} {devices.get("kind")} of {devices.get("processes")} processes'
         yield f'  with Python {entry.get("python")}, {packages}'
-    for origin in _read(workdir, 'data.json', []):
+    for origin in _read_json(workdir, 'data.json', []):
         yield 'data: ' + ', '.join(f'{name} {value}' for name, value in origin.items() if value)
-    for name, value in _read(workdir, 'programs.json', {}).items():
+    for name, value in _read_json(workdir, 'programs.json', {}).items():
         yield f'program {name}: {value}'
     for row in recorded_events(workdir):
         fields = ', '.join(f'{name} {value!r}' for name, value in row.items() if name not in ('step', 'event'))
@@ -53,11 +53,11 @@ def describe_run(workdir: str) -> Iterator[str]:
 
 def describe_differences(workdir: str, other: str) -> Iterator[str]:
     """Yields sentences on how run `other` differs: its programs, data, settings, code, packages and devices."""
-    programs = [as_object(_read(folder, 'programs.json', {})) for folder in (workdir, other)]
+    programs = [as_object(_read_json(folder, 'programs.json', {})) for folder in (workdir, other)]
     yield _describe_programs(*programs)
     configs = [json_file.read_object(_require_file(folder, 'config.json')) for folder in (workdir, other)]
     changed = list(steering.differences(configs[0], configs[1]))
-    origins = [_read(folder, 'data.json', []) for folder in (workdir, other)]
+    origins = [_read_json(folder, 'data.json', []) for folder in (workdir, other)]
     data_changes = [c for c in changed if c.key.startswith('data.') and c.key != 'data.prompts_per_step']
     same_data = not data_changes and origins[0] == origins[1]
     yield 'the data are the same' if same_data else 'the data differ' + ' in where they are from' * (not data_changes)
@@ -68,7 +68,7 @@ def describe_differences(workdir: str, other: str) -> Iterator[str]:
     else:
         yield f'{len(changed)} settings differ' if len(changed) > 1 else 'one setting differs'
         yield from (f'{change.key}: {change.old!r} became {change.new!r}' for change in changed)
-    entries = [_read(folder, steering.ENVIRONMENT, []) for folder in (workdir, other)]
+    entries = [_read_json(folder, steering.ENVIRONMENT, []) for folder in (workdir, other)]
     first, second = (as_object(entry[0]) if isinstance(entry, list) and entry else {} for entry in entries)
     for section in ('code', 'packages', 'devices'):
         for key, old, new in steering.differences(as_object(first.get(section)), as_object(second.get(section))):
@@ -161,7 +161,7 @@ def _complete_lines(workdir, name):
         return [line for line in lines if line.endswith(b'\n')]
 
 
-def _read(workdir, name, default) -> Any:
+def _read_json(workdir, name, default) -> Any:
     """The content of a JSON file in workdir; default without the file."""
     path = os.path.join(workdir, name)
     return json_file.read(path) if os.path.exists(path) else default
@@ -176,7 +176,7 @@ def _require_file(workdir, name):
     """The path of a run's file; raises BadInput when the folder lacks it."""
     path = os.path.join(workdir, name)
     if not os.path.isfile(path):
-        raise BadInput('--workdir', workdir, f'holds no run (no {name})')
+        raise BadInput('--workdir', workdir, f'holds no run (no {name}); name the folder of one')
     return path
 
 

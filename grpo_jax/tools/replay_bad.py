@@ -81,7 +81,9 @@ def choose_checkpoint(workdir: str, step: int) -> tuple[int, str]:
     """
     steps = checkpoint.steps(workdir)
     if not steps:
-        raise BadInput('--workdir', workdir, 'has no checkpoint; the parameters are needed')
+        raise BadInput(
+            '--workdir', workdir, 'has no checkpoint, and the update needs its parameters; name a run that has one'
+        )
     if step + 1 in steps:
         return step + 1, ', which are those of the update'
     nearest = min(steps, key=lambda other: abs(other - step - 1))
@@ -110,7 +112,7 @@ def _compute_terms(params, experience: Experience, coefficients, algorithm, mode
 
 
 class _NonFiniteReport:
-    """Describes non-finite numbers in arrays of a batch, with their rows and tokens."""
+    """Describes non-finite numbers in arrays of a batch, with their rows and tokens; rows: most tokens of an array."""
 
     def __init__(self, tokenizer, experience, rows):
         self._tokenizer, self._rows = tokenizer, rows

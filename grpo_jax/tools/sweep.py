@@ -75,12 +75,12 @@ def run(
     variants, functions = variants or {}, functions or {}
     _check_variants(variants, presets)
     if jax.process_count() > 1:
-        raise BadInput('--processes', jax.process_count(), 'a sweep is for one process; start its runs one by one')
+        raise BadInput('--processes', jax.process_count(), 'a sweep runs in one process; start it in one only')
     # read everything before anything is written
     makers = {preset: functools.partial(get_config, preset) for preset in presets} | dict.fromkeys(variants, get_config)
     if not makers or seeds < 1:
         raise BadInput('seeds, presets', (seeds, list(makers)), 'nothing to run; name a preset and at least one seed')
-    configs = {(name, seed): _with_seed(make(), seed) for seed in range(seeds) for name, make in makers.items()}
+    configs = {(name, seed): _set_seed(make(), seed) for seed in range(seeds) for name, make in makers.items()}
     section = data.DataOptions.from_config(next(iter(configs.values())).data)
     origins = data.locate(section, recorded_origins(workdir)).origins  # all runs read the same commits of the hub
     record_sources(workdir, variants, functions)
@@ -126,7 +126,7 @@ def choose_presets(names: str) -> list[str]:
     for name in chosen:
         if name not in choices:
             raise BadInput(
-                '--presets', name, 'no such file in configs/algorithms; choose all, or of ' + ', '.join(choices)
+                '--presets', name, 'is no file in configs/algorithms; choose all, or some of ' + ', '.join(choices)
             )
     return chosen
 
@@ -148,7 +148,7 @@ def summarize(
         row = {}
         for name in COLUMNS:
             values = [numbers[name] for numbers in runs.values() if not math.isnan(numbers[name])]
-            row[name] = (_mean(values), float(min(values)), float(max(values))) if values else (math.nan,) * 3
+            row[name] = (_finite_mean(values), float(min(values)), float(max(values))) if values else (math.nan,) * 3
         status = f'{len(failures)}/{seeds} failed' if failures else f'{len(folders)}/{seeds}'
         curves = np.array([series(folder, 'reward') for folder in folders])
         rows.append(
@@ -266,7 +266,7 @@ def config_from_flag(flag: Any) -> Callable[..., Any]:
     file, _, preset = config_flags.get_config_filename(flag).partition(':')
     overrides = config_flags.get_override_values(flag)
     if preset:
-        raise BadInput('--config', f'{file}:{preset}', 'a sweep goes through --presets; leave out the one here')
+        raise BadInput('--config', f'{file}:{preset}', f'a sweep takes presets from --presets; leave out :{preset}')
     if 'seed' in overrides:
         raise BadInput('--config.seed', overrides['seed'], 'a sweep counts its seeds from 0; say how many in --seeds')
 
@@ -283,11 +283,13 @@ def _check_variants(variants, presets):
     """Raises BadInput for a variant whose name is no identifier, or is taken by a preset or by 'cold_start'."""
     for name in variants:
         if not name.isidentifier() or name in (*choose_presets('all'), *presets, 'cold_start'):
-            raise BadInput('variants', name, 'must be a word of letters and digits, and the name of no preset')
+            raise BadInput(
+                'variants', name, 'must be a word of letters and digits, and neither a preset nor cold_start; rename it'
+            )
 
 
-def _with_seed(config, seed):
-    """The same config, changed to a seed."""
+def _set_seed(config, seed):
+    """Sets a config's seed, and returns the config."""
     config.seed = seed
     return config
 
@@ -295,7 +297,7 @@ def _with_seed(config, seed):
 def _make_cold_start(get_config, seed, workdir, origins, functions):
     """Runs a seed's cold start, which all presets share, and returns its folder."""
     folder = os.path.join(workdir, 'cold_start', str(seed))
-    supervised.run(_with_seed(get_config(), seed), folder, origins, functions)
+    supervised.run(_set_seed(get_config(), seed), folder, origins, functions)
     return folder
 
 
@@ -316,11 +318,11 @@ def _measure_run(folder):
         numbers |= {f'{name}_{when}': row.get(name, math.nan) for name in ('reward', 'greedy', 'pass@1')}
     rewards = series(folder, 'reward')
     quarter = max(1, len(rewards) // 4)
-    numbers |= {name: _mean(series(folder, name)[-quarter:]) for name in ('length', 'entropy')}
-    return numbers | {'reward_first': _mean(rewards[:quarter]), 'reward_last': _mean(rewards[-quarter:])}
+    numbers |= {name: _finite_mean(series(folder, name)[-quarter:]) for name in ('length', 'entropy')}
+    return numbers | {'reward_first': _finite_mean(rewards[:quarter]), 'reward_last': _finite_mean(rewards[-quarter:])}
 
 
-def _mean(values):
+def _finite_mean(values):
     """The mean of the finite values; NaN without any."""
     values = np.asarray(values)[np.isfinite(values)]
     return float(values.mean()) if len(values) else math.nan
@@ -357,6 +359,7 @@ class Comparison(NamedTuple):
     high: float
 
     def __str__(self) -> str:
+        """The comparison in a sentence."""
         verdict = 'no difference that these seeds could show'
         if self.low > 0 or self.high < 0:
             verdict = f'{self.preset} is {"higher" if self.mean > 0 else "lower"}'
@@ -376,11 +379,11 @@ def compare(rows: Rows, preset: str, other: str, name: str = 'reward_after') -> 
     runs = {row['preset']: row['runs'] for row in rows}
     for compared in (preset, other):
         if compared not in runs:
-            raise BadInput('preset', compared, f'is not in this sweep; choose of {", ".join(runs)}')
+            raise BadInput('preset', compared, f'is not in this sweep; choose one of {", ".join(runs)}')
     pairs = [(runs[preset][seed][name], runs[other][seed][name]) for seed in runs[preset] if seed in runs[other]]
     differences = np.array([a - b for a, b in pairs if not math.isnan(a - b)])
     if len(differences) < 2:
-        raise BadInput('seeds', len(differences), f'of both have {name}; an interval needs at least 2')
+        raise BadInput('seeds', len(differences), f'have {name} of both presets; an interval needs 2, so run more')
     low, high = statistics.mean_interval(differences, level=LEVEL)
     return Comparison(name, preset, other, len(differences), float(differences.mean()), low, high)
 
@@ -424,7 +427,7 @@ def main() -> None:
     """Runs the command."""
     presets, seeds = choose_presets(flags.FLAGS.presets), flags.FLAGS.seeds
     if seeds < 1:
-        raise BadInput('--seeds', seeds, 'must be at least 1')
+        raise BadInput('--seeds', seeds, 'must be at least 1; raise it')
     run(config_from_flag(flags.FLAGS['config']), presets, seeds, flags.FLAGS.workdir)
 
 

@@ -129,7 +129,7 @@ def answers():
     context = Context.from_config(arithmetic.get_config())
     for name, monitor in MONITORS.items():
         for answer in monitor.answers.values():
-            yield name, answer, answer.remedy.format(**context.numbers())
+            yield name, answer, answer.remedy.format(**context.remedy_texts())
 
 
 @pytest.mark.parametrize('remedy', sorted({remedy for _, _, remedy in answers() if remedy}))

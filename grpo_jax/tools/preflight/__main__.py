@@ -57,9 +57,10 @@ def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str,
 def run_search(
     planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, most: int, host_seconds: float
 ) -> int:
-    """Prints the settings that a search compiled, at most `most` beside the config's own. Returns the exit status.
+    """Compiles the config's own setting and at most `most` others of a search, and prints them, the best first.
 
-    output: as in run; host_seconds: the host's part of a step, which is added to each.
+    output: as in run; host_seconds: the host's part of a step, added to each printed time. Returns the exit status: 0
+    if the best setting fits, else 1.
     """
     rows = search.read_or_search(planned, compiling, most, _tell)
     if output != '-':
@@ -77,6 +78,7 @@ def _write_json(content, output):
 
 
 def _tell(text):
+    """Prints a line of progress on standard error."""
     print(f'preflight: {text}', file=sys.stderr, flush=True)
 
 
@@ -102,7 +104,7 @@ def main() -> None:
     try:
         sizes = [int(n) for n in values.scale.split(',') if n]
     except ValueError:
-        raise BadInput('--scale', values.scale, 'must be numbers of chips, like 8,16,64') from None
+        raise BadInput('--scale', values.scale, 'must be numbers of chips; write them like 8,16,64') from None
     # jax cannot read programs for absent devices back from its cache; this command keeps its own cache
     jax.config.update('jax_enable_compilation_cache', False)
     planned = plan.make(values.config, values.topology, values.slices, values.mean_tokens)

@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
     overrides: dict[str, Any]  # by dotted key
     smaller_cache: bool  # whether rollout.cache_gib becomes the memory that is left
 
-    def plus(self, cost: float, **overrides: Any) -> 'Candidate':
+    def add_overrides(self, cost: float, **overrides: Any) -> 'Candidate':
         """Returns the candidate with more overrides and a higher cost; a keyword has __ for the dot of its key."""
         changes = {key.replace('__', '.'): value for key, value in overrides.items()}
         return self._replace(cost=self.cost + cost, overrides=self.overrides | changes)
@@ -67,7 +67,7 @@ def advise(
     """
     base, tries = verdict, 0
     for candidate in list_candidates(verdict.plan):
-        with without_warnings():
+        with suppress_warnings():
             planned = plan_candidate(verdict.plan, candidate, base)
         if planned is None:
             continue
@@ -83,7 +83,7 @@ def advise(
 
 
 @contextlib.contextmanager
-def without_warnings() -> Iterator[None]:
+def suppress_warnings() -> Iterator[None]:
     """Suppresses a config's warnings in the block; the first plan's config has already caused them."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -107,7 +107,7 @@ def list_candidates(plan: plans.PlannedRun) -> list[Candidate]:
     remat, offload = plan.config.learner.remat, set(plan.config.learner.offload)
     every = list(_meshes_and_batches(plan))
     every += [
-        candidate.plus(COSTS.remat + COSTS.saved * SAVED[less], learner__remat=less)
+        candidate.add_overrides(COSTS.remat + COSTS.saved * SAVED[less], learner__remat=less)
         for less in SAVED
         if SAVED[less] < SAVED[remat]
         for candidate in every
@@ -115,12 +115,12 @@ def list_candidates(plan: plans.PlannedRun) -> list[Candidate]:
     names = ('optimizer', 'reference') if plan.learner.state.ref_params is not None else ('optimizer',)
     if set(names) - offload:
         every += [
-            candidate.plus(COSTS.offload, learner__offload=names)
+            candidate.add_overrides(COSTS.offload, learner__offload=names)
             for candidate in every
             if candidate.topology == plan.topology
             and not any(key.startswith(('mesh', 'data')) for key in candidate.overrides)
         ]
-    every += [candidate.plus(COSTS.smaller_cache)._replace(smaller_cache=True) for candidate in every]
+    every += [candidate.add_overrides(COSTS.smaller_cache)._replace(smaller_cache=True) for candidate in every]
     changes = [x for x in every if x.overrides or x.smaller_cache or x.topology != plan.topology]
     return sorted(changes, key=lambda candidate: candidate.cost)
 
@@ -154,10 +154,10 @@ def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
 def plan_candidate(
     plan: plans.PlannedRun, candidate: Candidate, base: Verdict
 ) -> tuple[Candidate, plans.PlannedRun] | None:
-    """Returns (the candidate with its cache's size, its plan) if they fit by an estimate from base; else None."""
+    """Returns (the candidate with its cache's size, its plan) if the plan fits by an estimate from base; else None."""
     try:
         changed = plan_changes(plan, candidate)
-        phases, cache = estimate(changed, base)
+        phases, cache = estimate_memory(changed, base)
         most = ROOM * changed.chip.memory
         if not candidate.smaller_cache:
             fits = max(phases['update'], phases['logprobs'], phases['rollout'] + cache) <= most
@@ -165,7 +165,7 @@ def plan_candidate(
         budget = math.floor((most - phases['rollout']) / GIB * 4) / 4  # quarters of a GiB
         if max(phases['update'], phases['logprobs']) > most or budget <= 0 or budget * GIB >= cache:
             return None
-        candidate = candidate.plus(0.0, rollout__cache_gib=budget)
+        candidate = candidate.add_overrides(0.0, rollout__cache_gib=budget)
         changed = plan_changes(plan, candidate)
         changed.engine.schedule.fresh_batch()  # raises when the budget holds not even one group
         return candidate, changed
@@ -180,7 +180,7 @@ def plan_changes(plan: plans.PlannedRun, candidate: Candidate) -> plans.PlannedR
     )
 
 
-def estimate(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int | float]:
+def estimate_memory(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, Any], int | float]:
     """Estimates a plan's memory on a device, in bytes, from the compiled base.
 
     Returns ({phase: bytes in use without the cache}, bytes of the cache), for the phases update, logprobs and rollout.

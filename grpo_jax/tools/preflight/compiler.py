@@ -65,7 +65,7 @@ class Measured(NamedTuple):
         return max(self.in_use - self.peak, 0) if self.peak else 0
 
     @property
-    def repeated(self) -> float:
+    def repeated_share(self) -> float:
         """multiplied / flops - 1: the share of products that the compiled program computes again or on all devices."""
         return self.multiplied / self.flops - 1 if self.flops and self.multiplied else 0.0
 

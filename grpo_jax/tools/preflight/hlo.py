@@ -45,7 +45,7 @@ class Instruction(NamedTuple):
         """Bytes of the result."""
         return sum(array.bytes() for array in self.arrays)
 
-    def called(self, role: str) -> str:
+    def called_name(self, role: str) -> str:
         """Returns the name of the computation that the instruction calls in a role, such as 'body'."""
         return require_match(rf'{role}=%([\w.-]+)', self.attributes)[1]
 
@@ -137,15 +137,15 @@ def branches(conditional: Instruction) -> list[str]:
     return (
         re.findall(r'%([\w.-]+)', named[1])
         if named
-        else [conditional.called(f'{role}_computation') for role in ('true', 'false')]
+        else [conditional.called_name(f'{role}_computation') for role in ('true', 'false')]
     )
 
 
 def decode_loop(program: Parsed) -> list[str]:
     """Returns the names [condition, body] of the decode loop: the first loop of the entry with an inner loop."""
     for i in program.computations[program.entry].values():
-        if i.op == 'while' and any(x.op == 'while' for x in program.computations[i.called('body')].values()):
-            return [i.called(role) for role in ('condition', 'body')]
+        if i.op == 'while' and any(x.op == 'while' for x in program.computations[i.called_name('body')].values()):
+            return [i.called_name(role) for role in ('condition', 'body')]
     raise ValueError('no loop over steps')
 
 
@@ -170,9 +170,9 @@ class Walk:
                 count = next(self._counts_left, None) if count is None else count
                 self.unknown += count is None
                 count = 1 if count is None else count
-                total += count * sum(self.total(i.called(role), times * count) for role in ('condition', 'body'))
+                total += count * sum(self.total(i.called_name(role), times * count) for role in ('condition', 'body'))
             elif i.op in ('call', 'async-start'):
-                total += self.total(i.called('calls' if i.op == 'async-start' else 'to_apply'), times)
+                total += self.total(i.called_name('calls' if i.op == 'async-start' else 'to_apply'), times)
             elif i.op == 'conditional':
                 total += max(self.total(branch, times) for branch in branches(i))
             else:
@@ -189,23 +189,23 @@ def trip_count(loop: Instruction, scope: Scope, computations: Computations) -> i
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
     if known:
         return int(known[1])
-    condition = computations[loop.called('condition')]
+    condition = computations[loop.called_name('condition')]
     test = root(condition)
     if test.op != 'compare' or 'direction=LT' not in test.attributes:
         return None
     start, entered = scope[loop.operands[0]], {}
     for name, place in _tuple_elements(condition).items():  # the numbers with which the loop is entered
-        entered[name] = evaluate(start.operands[place], scope, computations, {}) if start.op == 'tuple' else None
-    limit = evaluate(test.operands[1], condition, computations, entered)
+        entered[name] = integer_value(start.operands[place], scope, computations, {}) if start.op == 'tuple' else None
+    limit = integer_value(test.operands[1], condition, computations, entered)
     if limit is None:
         return None
     number = condition[test.operands[0]]
     if number.op != 'get-tuple-element':
         return limit
-    body = computations[loop.called('body')]
+    body = computations[loop.called_name('body')]
     following = root(body).operands[number.index] if root(body).op == 'tuple' else root(body).name
     from_zero = {name: 0 if place == number.index else None for name, place in _tuple_elements(body).items()}
-    step = evaluate(following, body, computations, from_zero)
+    step = integer_value(following, body, computations, from_zero)
     return max(-(-(limit - (entered[number.name] or 0)) // (step or 1)), 0)
 
 
@@ -219,7 +219,7 @@ SAME_VALUE = 'copy', 'bitcast', 'reshape', 'convert', 'copy-done', 'copy-start'
 ARITHMETIC = {'add': int.__add__, 'subtract': int.__sub__, 'multiply': int.__mul__}
 
 
-def evaluate(name: str, scope: Scope, computations: Computations, known: dict[str, int | None]) -> int | None:
+def integer_value(name: str, scope: Scope, computations: Computations, known: dict[str, int | None]) -> int | None:
     """Returns an instruction's integer result, given `known` ones by name; None when the text does not determine it."""
     if name in known:
         return known[name]
@@ -227,14 +227,14 @@ def evaluate(name: str, scope: Scope, computations: Computations, known: dict[st
     if i.op == 'constant':
         return int(i.inside) if re.fullmatch(r'-?\d+', i.inside) else None
     if i.op in SAME_VALUE:
-        return evaluate(i.operands[0], scope, computations, known)
+        return integer_value(i.operands[0], scope, computations, known)
     if i.op == 'get-tuple-element' and scope[i.operands[0]].op == 'tuple':
-        return evaluate(scope[i.operands[0]].operands[i.index], scope, computations, known)
+        return integer_value(scope[i.operands[0]].operands[i.index], scope, computations, known)
     if i.op == 'fusion':
-        inner = computations[i.called('calls')]
-        values = [evaluate(operand, scope, computations, known) for operand in i.operands]
-        return evaluate(root(inner).name, inner, computations, dict(zip(parameters(inner), values, strict=True)))
+        inner = computations[i.called_name('calls')]
+        values = [integer_value(operand, scope, computations, known) for operand in i.operands]
+        return integer_value(root(inner).name, inner, computations, dict(zip(parameters(inner), values, strict=True)))
     if i.op in ARITHMETIC:
-        first, second = (evaluate(operand, scope, computations, known) for operand in i.operands)
+        first, second = (integer_value(operand, scope, computations, known) for operand in i.operands)
         return None if first is None or second is None else ARITHMETIC[i.op](first, second)
     return None

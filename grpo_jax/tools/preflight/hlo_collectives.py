@@ -44,9 +44,9 @@ def list_collectives(
     def cost(i: hlo.Instruction, scope: hlo.Scope, times: int, computation: str = '') -> int:
         op = i.op.removesuffix('-start')
         if i.op == 'fusion':
-            inner = program.computations[i.called('calls')]
+            inner = program.computations[i.called_name('calls')]
             for x in inner.values():
-                cost(x, inner, times, i.called('calls'))
+                cost(x, inner, times, i.called_name('calls'))
         elif op in SENT:
             part = collective_key(i.attributes) if computation else None
             if part is None or part not in parts:

@@ -144,11 +144,13 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     folder = find_model(settings.model.path)
     model_config = families.load_config(folder)
     check_context(settings.data.max_prompt_tokens + settings.sampling.max_tokens, folder)
-    config = with_mesh(config, model_config, name, len(topology.devices(name, slices)), slices)
+    config = set_mesh(config, model_config, name, len(topology.devices(name, slices)), slices)
     mesh = topology.mesh(name, config.mesh, slices)
     chip = chips.lookup(mesh.devices.flat[0].device_kind)
     if chip is None:
-        raise BadInput('--topology', name, f'has chips of no known figures; choose one of {", ".join(chips.TPUS)}')
+        raise BadInput(
+            '--topology', name, f'has chips that preflight does not know; name a topology of {", ".join(chips.TPUS)}'
+        )
     specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
     ends = tuple(hf.eos_tokens(folder, 'config.json', model_config.vocab_size)) or (0,)
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
@@ -159,7 +161,7 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     algorithm, shapes = run.algorithm, settings.step_shapes(run.algorithm)
     aux = abstract_aux(settings.collection, shapes, 1) | abstract_history(algorithm, 1)
     if mean_tokens > shapes.tokens:
-        raise BadInput('--mean_tokens', mean_tokens, f'is more than a completion may have, {shapes.tokens}')
+        raise BadInput('--mean_tokens', mean_tokens, f'is more than a completion may have, {shapes.tokens}; lower it')
     plan = PlannedRun(config, name, slices, run, chip, shapes, make_run_learner(run, aux), mean_tokens=mean_tokens)
     if not algorithm.needs_teacher:
         return plan
@@ -170,8 +172,8 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     return dataclasses.replace(plan, teacher=program, teacher_bytes=compiled.device_bytes(weights))
 
 
-def with_mesh(config, model_config, name, count, slices):
-    """Returns the config with a mesh of `count` devices, chosen if all axes are 1. Raises BadInput for other meshes."""
+def set_mesh(config, model_config, name, count, slices):
+    """Returns the config with a mesh of `count` devices: chosen if all axes are 1. Raises BadInput for another size."""
     section = config.mesh
     wanted = math.prod(section[axis] for axis in AXES)
     if wanted == count:
@@ -183,7 +185,7 @@ def with_mesh(config, model_config, name, count, slices):
         raise BadInput(
             'mesh',
             dict(section),
-            f'has {wanted} devices and {name} has {count}; the nearest that fits is '
+            f'has {wanted} devices and {name} has {count}; change the axes: the nearest that fits is '
             + ' '.join(f'{axis}={near[axis]}' for axis in AXES),
         )
     return change_config(config, {f'mesh.{axis}': size for axis, size in chosen.items()})

@@ -18,7 +18,7 @@ def count(text: str, trip_counts: Iterable[int] = ()) -> float:
 
     def cost(i: Instruction, scope: Scope, _: int) -> float:
         if i.op == 'fusion':
-            name = i.called('calls')
+            name = i.called_name('calls')
             if name not in by_computation:
                 inner = program.computations[name]
                 by_computation[name] = sum(cost(x, inner, 1) for x in inner.values())

@@ -27,7 +27,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         'memory': plan.chip.memory,
         'fits': verdict.fits,
         'peak': verdict.peak,
-        'free': verdict.free,
+        'free': verdict.free_share,
         'state': plan.state_bytes()[0],
         'waiting': compiled.host_bytes(plan.learner.state),
         **verdict.sampler_bytes,
@@ -72,7 +72,9 @@ def print_verdict(verdict: Verdict) -> None:
         'HBM, sent in ms: three lower bounds, each ignores the others; sent: over all links of an inner chip at the '
         'higher published speed, and of a corner at the lower one. Loops over completions count to the longest one.',
     ]
-    apart = [(job.name, measured.repeated) for job, measured in verdict.runs if abs(measured.repeated) > 0.01]
+    apart = [
+        (job.name, measured.repeated_share) for job, measured in verdict.runs if abs(measured.repeated_share) > 0.01
+    ]
     lines += [
         f'{name}: the compiled text has {share:+.0%} of the products of the program before it was compiled'
         for name, share in apart
@@ -126,7 +128,7 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
                 ', '.join(sent),
                 f'{bounds["products"] * 1e3:.1f}',
                 f'{bounds["HBM"] * 1e3:.1f}',
-                _sent(bounds, 1e3, 1),
+                _sent_text(bounds, 1e3, 1),
                 f'{job.runs:g}' if job.runs else '',
             ]
         )
@@ -134,7 +136,7 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
     return console.make_table(PROGRAM_COLUMNS, rows, title='Programs, figures of one chip', dense=True, wrapped=wrapped)
 
 
-def _sent(bounds, unit, digits):
+def _sent_text(bounds, unit, digits):
     """The communication bounds as text: the range within a slice + between slices. unit: 1 for s, 1e3 for ms."""
     ends = [f'{bounds[name] * unit:.{digits}f}' for name in ('sent', 'sent_slowly')]
     between = f' + {bounds["network"] * unit:.{digits}f}' if bounds['network'] else ''
@@ -158,7 +160,7 @@ def summary(verdict: Verdict) -> list[str]:
     prompts, rows = verdicts.largest_batch(verdict)
     memory, plan = verdict.plan.chip.memory / GIB, verdict.plan
     if verdict.fits:
-        first = f'FITS: {verdict.peak / GIB:.2f} of {memory:.2f} GiB in use at most, {verdict.free:.0%} free'
+        first = f'FITS: {verdict.peak / GIB:.2f} of {memory:.2f} GiB in use at most, {verdict.free_share:.0%} free'
     else:
         first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB needed, {memory:.2f} available'
     lines = [
@@ -182,7 +184,7 @@ def summary(verdict: Verdict) -> list[str]:
         mean = f'. Packed rows: completions of {plan.mean_tokens} tokens on average' if plan.mean_tokens else ''
         lines.append(
             f'least time of a step on the devices when every completion has {shapes.tokens} tokens: products '
-            f'{bounds["products"]:.2f} s, HBM {bounds["HBM"]:.2f} s, sent {_sent(bounds, 1, 2)} s; the largest '
+            f'{bounds["products"]:.2f} s, HBM {bounds["HBM"]:.2f} s, sent {_sent_text(bounds, 1, 2)} s; the largest '
             f'bound of each program, summed: {largest:.2f} s, at most {tokens / largest / plan.mesh.size:.0f} tokens a '
             f"second and chip. Bounds from the makers' figures, not measurements{mean}"
         )

@@ -40,14 +40,14 @@ class Tried(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether the setting fits and leaves MARGIN free."""
-        return self.verdict.fits and self.verdict.free >= MARGIN
+        return self.verdict.fits and self.verdict.free_share >= MARGIN
 
 
 def search(plan: plans.PlannedRun, compiling: compiler.Compiling, most: int, tell: Callable[[str], Any]) -> list[Tried]:
     """Compiles the plan's own setting and then at most `most` others, and returns them in this order.
 
     The setting with the least estimated time comes next. The search ends early when no estimate is below the best
-    compiled setting that fits. tell(text) is called before each.
+    compiled setting that fits. tell(text) is called before each is compiled.
     """
     guesses = {setting: model.guess(plan, setting) for setting in list_settings(plan)}
     own = model.setting_of(plan.config)
@@ -107,6 +107,7 @@ def row_lengths(shapes: Any) -> list[int]:
 
 
 def _divisors(n):
+    """The divisors of n, rising."""
     return [k for k in range(1, n + 1) if n % k == 0]
 
 
@@ -116,12 +117,13 @@ def setting_flags(plan: plans.PlannedRun, setting: model.Setting) -> str:
 
 
 def _as_candidate(plan, setting):
+    """The advice.Candidate, at no cost, that turns the plan into a setting."""
     return advice.Candidate(0.0, plan.topology, setting.overrides(plan.config), smaller_cache=False)
 
 
 def _compile_setting(plan, setting, compiling):
     """The Tried of a setting; raises BadInput for sizes that do not divide."""
-    with advice.without_warnings():
+    with advice.suppress_warnings():
         made = advice.plan_changes(plan, _as_candidate(plan, setting))
     return Tried(setting, model.guess(plan, setting), verdicts.compile_and_check(made, compiling))
 
@@ -164,7 +166,7 @@ def make_rows(plan: plans.PlannedRun, tried: list[Tried]) -> list[dict[str, Any]
             'fits': one.fits,
             'in_use': one.verdict.peak,
             'guess': sum(max(one.guess.seconds[phase].values()) for phase in phase_bounds(one.verdict)),
-            'phases': {phase: verdicts.largest(bounds) for phase, bounds in phase_bounds(one.verdict).items()},
+            'phases': {phase: verdicts.find_largest(bounds) for phase, bounds in phase_bounds(one.verdict).items()},
             'step': one.verdict.largest_bound,
         }
         for one in tried

@@ -39,7 +39,7 @@ def devices(name: str, slices: int = 1) -> Sequence[Any]:
         raise BadInput(
             '--topology',
             name,
-            f'is no slice that libtpu knows ({str(error).splitlines()[0]}); for example v5e:4x4, v5p:4x4x4, v6e:8x8',
+            f'is no slice that libtpu knows ({str(error).splitlines()[0]}); name one, like v5e:4x4 or v5p:4x4x4',
         ) from None
 
 

@@ -81,14 +81,17 @@ class Traffic:
         return total
 
     def _bytes_read(self, i, position, scope):
-        """Bytes that an instruction reads from an operand in HBM; less than the operand when it reads a slice."""
+        """Bytes that instruction `i` reads from its operand number `position`, which lies in HBM.
+
+        An instruction that slices reads only the slice; one that updates in place, or ends a collective, reads nothing.
+        """
         whole = scope[i.operands[position]].bytes
         if position == 0 and i.op in ('dynamic-slice', 'slice', 'gather'):
             return min(i.bytes, whole)
         if position == 0 and i.op == 'dynamic-update-slice':
             return 0  # in place: the array itself is not read
         if i.op == 'fusion':
-            inner = self._program.computations[i.called('calls')]
+            inner = self._program.computations[i.called_name('calls')]
             if 'custom_call_target="AsyncCollectiveDone"' in hlo.root(inner).attributes:
                 return 0  # it only waits for a collective that another fusion started
             name = hlo.parameters(inner)[position]
@@ -98,7 +101,7 @@ class Traffic:
     def _bytes_used(self, inner, name, handed_on=False):
         """Bytes that a fused computation reads from its parameter `name`.
 
-        handed_on: whether it is a buffer of a running collective, whose own reads do not count; see _passed_buffers.
+        handed_on: whether `name` is a buffer of a running collective, whose own reads do not count (_passed_buffers).
         """
         total = inner[name].bytes if inner[name].root else 0
         for user in inner.values():
@@ -116,7 +119,7 @@ class Traffic:
         """Whether an instruction only renames or reshapes its operand."""
         if i.op != 'fusion':
             return i.op == 'bitcast'
-        inner = self._program.computations[i.called('calls')]
+        inner = self._program.computations[i.called_name('calls')]
         return all(x.op in ('parameter', 'bitcast') for x in inner.values())
 
     def _bytes_written(self, i, scope):
@@ -136,7 +139,7 @@ class Traffic:
             touched = i.arrays[0].bytes(dims)
             return [(touched, touched if touched > math.prod(dims) * i.arrays[0].item else 0)]
         if i.op == 'fusion':
-            inner = self._program.computations[i.called('calls')]
+            inner = self._program.computations[i.called_name('calls')]
             return self._result_sizes(hlo.root(inner), inner)
         if i.op == 'tuple':
             return [n for name in i.operands for n in self._result_sizes(scope[name], scope)]
@@ -150,7 +153,7 @@ class Traffic:
         A collective that runs beside several fusions passes through them as a chain of buffers: results of one fusion
         are operands of the next. It counts in the first fusion, which starts it: one operand read, one result written.
         """
-        inner = self._program.computations[i.called('calls')]
+        inner = self._program.computations[i.called_name('calls')]
         last, names = hlo.root(inner), hlo.parameters(inner)
         aliases = re.findall(r'\{(\d*)\}: \((\d+), \{\}\)', i.attributes.partition('output_to_operand_aliasing=')[2])
         outputs, handed = set(), set()

@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
         return self.peak <= self.plan.chip.memory and not any(measured.refused for measured in self.measured)
 
     @property
-    def free(self) -> int | float:
+    def free_share(self) -> int | float:
         """The share of a chip's memory that is never in use."""
         return 1 - self.peak / self.plan.chip.memory
 
@@ -56,7 +56,7 @@ class Verdict(NamedTuple):
     @property
     def largest_bound(self) -> int | float:
         """Least seconds of a step: each program's largest bound, summed."""
-        return sum(job.runs * largest(bounds(measured, self.plan))[1] for job, measured in self.runs)
+        return sum(job.runs * find_largest(bounds(measured, self.plan))[1] for job, measured in self.runs)
 
     @property
     def runs(self) -> list[tuple[plans.Job, compiler.Measured]]:
@@ -94,7 +94,7 @@ def bounds(measured: compiler.Measured, plan: plans.PlannedRun) -> dict[str, int
     }
 
 
-def largest(seconds: dict[str, int | float]) -> tuple[str, int | float]:
+def find_largest(seconds: dict[str, int | float]) -> tuple[str, int | float]:
     """Returns (name, seconds) of the largest bound. sent_slowly does not count, since a chip can be faster."""
     name = max((name for name in BOUNDS if name != 'sent_slowly'), key=lambda name: seconds[name])
     return name, seconds[name]

@@ -100,7 +100,7 @@ def comparisons(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
 
 
 def make_data(variants: Sequence[Variant]) -> dict[str, Any]:
-    """Returns the data of the page's scripts: names and seeds of variants, sections of panels, and marked steps."""
+    """Returns the data of the scripts: each variant's name and number of seeds, panels by section, marked steps."""
     marks = {(row['step'], escape(row['title'] or row['kind'])) for row in timeline(variants)}
     return {
         'variants': [escape(variant.name) for variant in variants],

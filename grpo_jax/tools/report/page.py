@@ -57,10 +57,10 @@ def _render(header, beside):
         loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     environment.finalize = lambda value: _shorten(value) if type(value) is str else value
-    scripts = [_read(name) for name in SCRIPTS]
+    scripts = [_read_asset(name) for name in SCRIPTS]
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     sources = ' '.join(f"'sha256-{digest}'" for digest in digests) + " 'self' file:" * beside
-    styles = [_read(name) for name in STYLES]
+    styles = [_read_asset(name) for name in STYLES]
     # scripts and styles of this package are not escaped
     assets = {'scripts': [_Asset(text) for text in scripts], 'styles': [_Asset(text) for text in styles]}
     return environment.get_template('report.html').render(**header, **assets, sources=sources)
@@ -79,6 +79,7 @@ class _Asset(str):
 
 
 @functools.cache
-def _read(name):
+def _read_asset(name):
+    """The text of a file in FOLDER."""
     with open(os.path.join(FOLDER, name), encoding='utf8') as file:
         return file.read()

@@ -114,10 +114,12 @@ def make_sections(variants: Sequence[Variant]) -> list[dict[str, Any]]:
         undrawn[file] = sorted({name for row in rows for name in row if not np.isnan(as_number(row[name]))} - {'step'})
     sections = []
     for heading, panels in SECTIONS.items():
-        drawn = [content for panel in panels for content in _draw(panel, variants, undrawn[panel.file])]
+        drawn = [content for panel in panels for content in _make_contents(panel, variants, undrawn[panel.file])]
         sections += [{'heading': heading, 'panels': drawn}] if drawn else []
     more = [
-        content for name in undrawn['metrics'] for content in _draw(Panel(name, (glob.escape(name),)), variants, [name])
+        content
+        for name in undrawn['metrics']
+        for content in _make_contents(Panel(name, (glob.escape(name),)), variants, [name])
     ]
     sections += [{'heading': MORE, 'panels': more}] if more else []
     for index, panel in enumerate(panel for section in sections for panel in section['panels']):
@@ -125,7 +127,7 @@ def make_sections(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     return sections
 
 
-def _draw(panel, variants, names: list[str]) -> Iterable[dict[str, Any]]:
+def _make_contents(panel, variants, names: list[str]) -> Iterable[dict[str, Any]]:
     """Yields the panel's contents: one for all its metrics, or one for each. Removes the metrics from names."""
     chosen = []
     for pattern in panel.metrics:

@@ -66,8 +66,8 @@ def find_runs(folder: str) -> list[str]:
         return [folder]
     names = [
         os.path.join(folder, preset, seed)
-        for preset in _folders(folder)
-        for seed in sorted(_folders(os.path.join(folder, preset)), key=lambda name: (len(name), name))
+        for preset in _folder_names(folder)
+        for seed in sorted(_folder_names(os.path.join(folder, preset)), key=lambda name: (len(name), name))
         if preset != 'cold_start'
     ]
     paths = [path for path in names if os.path.isfile(os.path.join(path, 'config.json'))]
@@ -79,7 +79,7 @@ def find_runs(folder: str) -> list[str]:
 
 
 def read_run(folder: str) -> Run:
-    """Reads a Run; raises BadInput when config.json is damaged."""
+    """Reads a folder's Run; raises BadInput when config.json is damaged. Other damage is left out and told in notes."""
     notes: list[str] = []
     config = json_file.read_object(os.path.join(folder, 'config.json'))
     return Run(
@@ -151,7 +151,7 @@ def _read_environment(folder, notes):
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-def _folders(folder):
+def _folder_names(folder):
     """The names of the folders in a folder, sorted."""
     if not os.path.isdir(folder):
         return []

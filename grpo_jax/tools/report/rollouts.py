@@ -28,13 +28,15 @@ def make_groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = []
     for row in rows:
         head: dict[str, Any] = {
-            'id': _text(row.get('id')),
-            'prompt': _text(row.get('prompt')),
-            'answer': _text(row.get('answer')),
+            'id': _as_text(row.get('id')),
+            'prompt': _as_text(row.get('prompt')),
+            'answer': _as_text(row.get('answer')),
         }
         if row.get('messages'):
             messages = row['messages'] if isinstance(row['messages'], list) else []
-            head['chat'] = [[_text(m.get('role')), _text(m.get('content'))] for m in messages if isinstance(m, dict)]
+            head['chat'] = [
+                [_as_text(m.get('role')), _as_text(m.get('content'))] for m in messages if isinstance(m, dict)
+            ]
         if not groups or any(groups[-1].get(key) != value for key, value in head.items()):
             groups.append(head | {'rows': []})
         groups[-1]['rows'].append(make_row(row))
@@ -47,24 +49,24 @@ def make_row(row: dict[str, Any]) -> dict[str, Any]:
     c text, r reward, v verdict, p parts, a advantage, n length, t truncated, k tokens; NUMBERS has the keys of numbers
     by token. The text is left out when the tokens contain it, and a list without one entry for each token is left out.
     """
-    short: dict[str, Any] = {'r': _rounded(row.get('reward'))}
+    short: dict[str, Any] = {'r': _round_number(row.get('reward'))}
     if isinstance(row.get('correct'), bool):
         short['v'] = row['correct']
     if isinstance(row.get('parts'), dict):
-        short['p'] = {str(name): _rounded(value) for name, value in row['parts'].items()}
+        short['p'] = {str(name): _round_number(value) for name, value in row['parts'].items()}
     tokens = row.get('tokens')
     if isinstance(tokens, list) and tokens and all(isinstance(token, str) for token in tokens):
         short['k'] = tokens
         columns = {key: row.get(name) for name, key in NUMBERS.items()} | {'a': row.get('advantage')}
         short |= {
-            key: [_rounded(value) for value in values]
+            key: [_round_number(value) for value in values]
             for key, values in columns.items()
             if isinstance(values, list) and len(values) == len(tokens)
         }
     if 'k' not in short or not ''.join(short['k']).startswith(row['completion']):
         short['c'] = row['completion']
     if not isinstance(row.get('advantage'), list):
-        short['a'] = _rounded(row.get('advantage'))
+        short['a'] = _round_number(row.get('advantage'))
     if isinstance(row.get('length'), int):
         short['n'] = row['length']
     if row.get('truncated') is True:
@@ -72,7 +74,7 @@ def make_row(row: dict[str, Any]) -> dict[str, Any]:
     return short
 
 
-def _rounded(value):
+def _round_number(value):
     """A value rounded to DIGITS, as an int when it is whole; None when it is no number."""
     value = as_number(value)
     if value != value:
@@ -81,6 +83,6 @@ def _rounded(value):
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def _text(value):
+def _as_text(value):
     """A value as text; '' for None."""
     return value if isinstance(value, str) else '' if value is None else str(value)

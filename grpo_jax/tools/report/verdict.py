@@ -20,7 +20,7 @@ MEANINGS = {
 
 
 class Change(NamedTuple):
-    """A figure of a variant before and after training, with intervals; NaN when it has no interval."""
+    """A figure of a variant before and after training, with intervals; NaN when the figure has no interval."""
 
     name: str
     first: tuple[float, float, float]  # value, low, high
@@ -92,11 +92,14 @@ def measure_change(variant: Variant, name: str) -> Change | None:
 
 
 def headline(variant: Variant) -> tuple[str, str]:
-    """Returns (verdict, meaning of its intervals) of a variant; without evaluations, the verdict counts the steps."""
+    """Returns two sentences: how a variant's evaluations changed, and what the intervals in it are ('' without any).
+
+    Without two evaluations, the first gives the steps done and the last reward, accuracy or loss.
+    """
     name = next((name for name in MEANINGS if measure_change(variant, name)), '')
     changed = measure_change(variant, name) if name else None
     if changed is None:
-        return _without_evaluation(variant), ''
+        return _describe_progress(variant), ''
     ends = []
     for value, low, high in (changed.first, changed.last):
         end = format_figure(name, value)
@@ -136,7 +139,7 @@ def format_figure(name: str, value: float) -> str:
     return f'{100 * value:.1f} %' if is_share else f'{value:.3g}'
 
 
-def _without_evaluation(variant):
+def _describe_progress(variant):
     """A sentence on a variant without two evaluations: its steps, and its last reward, accuracy or loss."""
     done = max(len(run.metrics) for run in variant.runs)
     if not done:

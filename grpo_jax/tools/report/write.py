@@ -27,7 +27,7 @@ def write_report(folders: Sequence[str], inline_bytes: int = INLINE_BYTES, stamp
 
 
 def follow(folders: Sequence[str], look_every: float = LOOK_EVERY) -> str:
-    """Writes the report again whenever a run writes, until all are finished; returns its path. look_every: seconds."""
+    """Writes the report again whenever a run writes, until all runs are done; returns its path. look_every: seconds."""
     stamp, seen = 0, None
     while True:
         # sizes and times of the report's files change when a run writes
