@@ -1,13 +1,11 @@
 """What a downloaded run names is not run, and what others wrote is shown on the terminal and not obeyed."""
 
-import io
 import json
 import os
 import subprocess
 import sys
 
 import pytest
-import rich.console
 
 from grpo_jax import evaluate
 from grpo_jax.errors import BadInput
@@ -159,10 +157,8 @@ def test_a_warning_and_an_activity_are_escaped(capsys):
     assert printed[1] == SHOWN
 
 
-def test_a_live_line_shows_markup():
-    shown, screen = Activity(HOSTILE, 10, 1, True, True), io.StringIO()
-    rich.console.Console(width=400, file=screen).print(console._live_line(shown, 400))
-    assert SHOWN in screen.getvalue()
+def test_a_line_about_an_activity_is_escaped():
+    assert console.describe(Activity(HOSTILE, 10, 1, True, True), 400).startswith(SHOWN)
 
 
 def test_a_table_shows_markup(capsys):
