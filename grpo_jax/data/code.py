@@ -31,8 +31,9 @@ def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
     converters = {'humaneval': _humaneval, 'mbpp': _mbpp, 'mbpp_sanitized': _mbpp}
     if name not in converters:
         raise BadInput('data.options.name', name, f'choose one of {", ".join(converters)}')
-    if split not in (['test'] if name == 'humaneval' else SPLITS):
-        raise BadInput('split', split, f'{name} has none of that name')
+    splits = ['test'] if name == 'humaneval' else [*SPLITS]
+    if split not in splits:
+        raise BadInput('split', split, f'{name} has only {", ".join(splits)}; choose another data.options.name')
     subset = os.path.join(folder, SUBSETS[name])
     if os.path.isdir(subset):
         return convert_rows(converters[name], files.rows(subset, split))
@@ -105,7 +106,7 @@ def _names(source, where):
 def _sources(row, field, where):
     sources = row.get(field, [])
     if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
-        raise BadInput(where, shorten(sources), f'field {field} must be a list of text; mend or remove the row')
+        raise BadInput(where, shorten(sources), f'field {field} must be a list of texts; mend or remove the row')
     return list(sources)
 
 

@@ -49,7 +49,9 @@ def open_subset(folder: str, subset: str, main: str = 'default') -> str:
     if os.path.isdir(inside):
         return inside
     if subset not in ('', main):
-        raise BadInput('data.options.subset', subset, f'{folder} has no such subfolder, only {_subfolders(folder)}')
+        raise BadInput(
+            'data.options.subset', subset, f"{folder} has no such subfolder, but {_subfolders(folder)}; use one, or ''"
+        )
     return folder
 
 
@@ -77,7 +79,7 @@ def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]
     for path in [path_of_split] if whole_file else _paths(path_of_split, split, prefix, has_split_in_name):
         reader = READERS.get(os.path.splitext(path)[1])
         if not reader:
-            raise BadInput('data file', path, f'is none of {", ".join(READERS)}')
+            raise BadInput('data file', path, f'is none of {", ".join(READERS)}; convert it to one of these')
         yield from reader(path)
 
 
@@ -106,7 +108,7 @@ def _paths(folder, split, prefix, one_split):
         'data.options.folder',
         folder,
         f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no folder of tensorflow-datasets or '
-        f'save_to_disk, only {_subfolders(folder)}; set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
+        f'save_to_disk, but {_subfolders(folder)}; set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
         if os.path.isdir(folder)
         else 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set',
     )

@@ -48,7 +48,7 @@ def weights(*, sources: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:
         needed = {'name', 'weight', 'options'}
         if not needed <= set(source) <= needed | {'source', 'path', 'revision'}:
             raise BadInput(
-                'data.options.sources', source, 'must have name, weight, options, and may have source, path, revision'
+                'data.options.sources', source, 'use the keys name, weight, options, perhaps source, path, revision'
             )
         ranges.check(Source, source, 'data.options.sources')
         if source['name'] == 'mixture':
@@ -58,7 +58,7 @@ def weights(*, sources: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:
         raise BadInput(
             'data.options.sources',
             [_label(source) for source in sources],
-            'must be one or more, and distinct; tell two of one name apart by source',
+            'must be one or more, and distinct; add one, or give two of one name a different source',
         )
     return by_label
 

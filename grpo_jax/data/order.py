@@ -22,7 +22,7 @@ def walk(
     """
     if retired.all():
         raise BadInput(
-            'collection.retire_above', len(retired), 'prompts, and all are retired: nothing is left to learn'
+            'prompts to learn from', 0, f'all {len(retired)} are retired; set collection.retire_above to 0 with --amend'
         )
     index_at = _mix(seed, sources) if sources else _shuffle((seed,), np.arange(len(retired)))
     indices = []

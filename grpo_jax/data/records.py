@@ -82,7 +82,9 @@ def text_field(row: Mapping, field: str, where: str) -> str:
     """The field's text or number as text; BadInput when it is missing, empty, not finite or of another type."""
     value = get_field(row, field)
     if isinstance(value, bool) or not isinstance(value, (str, int, float, decimal.Decimal)):
-        raise BadInput(where, shorten(value), f'field {field!r} must be text or a number; the row has {sorted(row)}')
+        raise BadInput(
+            where, shorten(value), f'field {field!r} must be text or a number; mend the row, which has {sorted(row)}'
+        )
     if not isinstance(value, str):
         if not isinstance(value, int) and not np.isfinite(float(value)):
             raise BadInput(where, value, f'field {field!r} is no finite number; mend or remove the row')
@@ -152,7 +154,7 @@ def _content(message, where):
     parts = content if isinstance(content, list) else [{'type': 'text', 'text': content}]
     for part in parts:
         if not isinstance(part, dict) or part.get('type') != 'text' or not isinstance(part.get('text'), str):
-            raise BadInput(where, shorten(part), 'a message must be text, the only thing that the model reads')
+            raise BadInput(where, shorten(part), 'a message must be text; mend or remove the row')
     return ''.join(part['text'] for part in parts)
 
 

@@ -46,8 +46,9 @@ def examples(split: str, *, folder: str, least: float | None = None, by: str = '
                 meta = {'demonstration': completion} | ({'rejected': worst} if rewards[worst] < reward else {})
                 examples.append(Example(prompt, answer, len(examples), meta, chats[task]))
     if not examples:
-        reason = f'nothing in {folder} is right' if least is None else f'is above every reward in {folder}'
-        raise malformed[0] if malformed else BadInput('data.options.least', least, reason)
+        change = 'set it to the least reward of a right one' if least is None else 'lower it'
+        remedy = f'no completion of the {split} split in {folder} is right; {change}, or bring more'
+        raise malformed[0] if malformed else BadInput('data.options.least', least, remedy)
     return examples + malformed
 
 
@@ -62,7 +63,7 @@ def _rewarded(row, _, where, by):
 def _judged(row, _, where):
     """As _rewarded, with the verifier's verdict as reward: 1.0 or 0.0, None where the verifier could not tell."""
     if row.get('correct', '') not in (True, False, None):
-        raise BadInput(where, sorted(row), 'has no verdict of a verifier; name a reward by data.options.least and by')
+        raise BadInput(where, sorted(row), 'has no verdict of a verifier; set data.options.least to a reward')
     return _checked(row, where, None if row['correct'] is None else float(row['correct']))
 
 

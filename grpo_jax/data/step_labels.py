@@ -46,10 +46,10 @@ def _example(task, row, index, where):
     problem, answer, marked, base = MR_GSM8K if 'question' in row else BIG_BENCH
     steps, wrong = row.get('steps'), row.get(marked)
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
-        raise BadInput(where, shorten(steps), "field 'steps' must be a list of texts")
+        raise BadInput(where, shorten(steps), "field 'steps' must be a list of texts; mend or remove the row")
     if wrong is not None and (type(wrong) is not int or not base <= wrong < len(steps) + base):
         raise BadInput(
-            where, shorten(wrong), f'the first wrong step must be one of {base} to {len(steps) + base - 1}, or null'
+            where, shorten(wrong), f'{marked} must be one of {base} to {len(steps) + base - 1}, or null; mend the row'
         )
     labels = label_until(len(steps) if wrong is None else wrong - base, len(steps))
     filled = [i for i, step in enumerate(steps) if step.strip()]  # a blank line is no step

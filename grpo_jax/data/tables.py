@@ -43,7 +43,7 @@ def prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
     except Exception as error:  # a different type for each way of being damaged
         raise _damaged(folder, error) from None
     if split not in info.splits:
-        raise BadInput('data.options.folder', folder, f'has no split {split}, only {sorted(info.splits)}')
+        raise BadInput('data.options.folder', folder, f'has no split {split}, only {sorted(info.splits)}; prepare it')
     if info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
         raise BadInput(
             'data.options.folder',

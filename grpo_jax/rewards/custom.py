@@ -52,7 +52,7 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
         module = _import(file)
     function = getattr(module, name, None)
     if not callable(function):
-        raise BadInput('reward.parts', path, f'{file} has no function {name}')
+        raise BadInput('reward.parts', path, f'{file} has no function {name}; add it, or name another')
     function = bind_names(function, path)
     guard = functools.partial(_guard, path=path, file=file)
     checks = {'extract': _check_answer, 'steps': _check_steps}

@@ -101,7 +101,7 @@ def _read(source):
     model_config, tokenizer = families.load_config(folder), hf.load_tokenizer(folder)
     devices = jax.local_devices()
     if not 0 <= source.device < len(devices):
-        raise BadInput('device of a reward model', source.device, f'{len(devices)} devices are here, counted from 0')
+        raise BadInput('device of a reward model', source.device, f'is not here; choose one of 0 to {len(devices) - 1}')
     device = devices[source.device]
     table = transformer.map_table(lambda *_: device, heads.param_table(model_config))
     params = jax.tree.map(lambda x: x.astype(source.dtype), hf.load_params(folder, model_config, table))

@@ -41,7 +41,7 @@ def gold(example: Example) -> tuple[str, ...]:
         raise BadInput(
             f'answer of example {example.id}',
             example.answer[:80],
-            'is not one plain number, like -1,234.5; take reward.verifier math, or mend the data',
+            'is not one plain number, like -1,234.5; choose reward.verifier math, or mend the data',
         )
     return perturb(example)
 
