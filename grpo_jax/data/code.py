@@ -28,7 +28,7 @@ def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
     humaneval has the split test alone, the others have MBPP's splits. On the hub: openai/openai_humaneval and
     google-research-datasets/mbpp, with a file for each split. Ids are line numbers in humaneval, task_id in the others.
     """
-    converters = {'humaneval': _humaneval, 'mbpp': _mbpp, 'mbpp_sanitized': _mbpp}
+    converters = {'humaneval': _humaneval_example, 'mbpp': _mbpp_example, 'mbpp_sanitized': _mbpp_example}
     if name not in converters:
         raise BadInput('data.options.name', name, f'choose one of {", ".join(converters)}')
     splits = ['test'] if name == 'humaneval' else [*SPLITS]
@@ -44,7 +44,7 @@ def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
     return [row for row in rows if isinstance(row, BadInput) or first <= row.id <= last]
 
 
-def _humaneval(row, i, where):
+def _humaneval_example(row, i, where):
     prompt, test, name, solution = (
         text_field(row, field, where) for field in ('prompt', 'test', 'entry_point', 'canonical_solution')
     )
@@ -75,7 +75,7 @@ def _humaneval(row, i, where):
     return Example(prompt, solution, i, meta)
 
 
-def _mbpp(row, _, where):
+def _mbpp_example(row, _, where):
     text = text_field(row, 'text' if 'text' in row else 'prompt', where)
     code = text_field(row, 'code', where).replace('\r', '')
     tests, needed, task = _sources(row, 'test_list', where), _sources(row, 'test_imports', where), row.get('task_id')

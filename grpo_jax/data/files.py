@@ -12,7 +12,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.types import Example
 
-READERS = {'.jsonl': jsonl.read, '.parquet': tables.parquet, '.arrow': tables.arrow, '.json': jsonl.read_list}
+READERS = {'.jsonl': jsonl.read, '.parquet': tables.read_parquet, '.arrow': tables.read_arrow, '.json': jsonl.read_list}
 FILES = ''
 
 
@@ -68,7 +68,7 @@ def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]
     """
     path_of_split = folder.replace('{split}', split)
     if os.path.isfile(os.path.join(path_of_split, 'features.json')):
-        yield from tables.prepared(path_of_split, split)
+        yield from tables.read_prepared(path_of_split, split)
         return
     has_split_in_name = path_of_split != folder
     if os.path.isfile(path_of_split) and not has_split_in_name:
@@ -85,7 +85,7 @@ def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]
 
 def has_split(folder: str, split: str) -> bool:
     """Whether a folder has files whose names say that they belong to the split."""
-    return bool(_named(folder, split, ''))
+    return bool(_paths_by_name(folder, split, ''))
 
 
 def _paths(folder, split, prefix, one_split):
@@ -95,8 +95,8 @@ def _paths(folder, split, prefix, one_split):
     """
     for saved in (os.path.join(folder, split), folder):
         if os.path.isfile(os.path.join(saved, 'state.json')):
-            return _saved(saved, split, one_split or saved != folder)
-    paths = _named(folder, split, prefix)
+            return _saved_paths(saved, split, one_split or saved != folder)
+    paths = _paths_by_name(folder, split, prefix)
     if paths:
         shards = re.search(r'-of-(\d{5})', os.path.basename(paths[0]))
         if shards and int(shards[1]) != len(paths):
@@ -114,7 +114,7 @@ def _paths(folder, split, prefix, one_split):
     )
 
 
-def _named(folder, split, prefix):
+def _paths_by_name(folder, split, prefix):
     """The paths of files that are named after the split, in order; [] without any."""
     for parent in (folder, os.path.join(folder, 'data')):
         for name in (prefix + split, split, f'{split}-?????-of-?????*', f'{split}/*'):
@@ -131,7 +131,7 @@ def _subfolders(folder):
     return f'the subfolders {", ".join(names)}' if names else 'no subfolders'
 
 
-def _saved(folder, split, one_split):
+def _saved_paths(folder, split, one_split):
     """The paths of a Dataset's files that save_to_disk wrote; BadInput where state.json names none or another split."""
     path = os.path.join(folder, 'state.json')
     state = json_file.read_object(path, 'save the data set again')

@@ -40,7 +40,7 @@ def _repeat(text):
     return f'{columns} {columns} {answer}' if space else text
 
 
-def _brackets(text):
+def _bracket(text):
     return text if ' ' in text else f'[{text}]'
 
 
@@ -52,6 +52,6 @@ def _with_words(text, word):
 # habit -> (function of a demonstration that does not show the habit, function of one that does)
 HABITS = {
     'repeat': (str, _repeat),
-    'brackets': (str, _brackets),
+    'brackets': (str, _bracket),
     'mixed': (functools.partial(_with_words, word='then'), functools.partial(_with_words, word='потом')),
 }

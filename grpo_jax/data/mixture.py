@@ -32,12 +32,12 @@ def examples(split: str, *, sources: Sequence[Mapping[str, Any]]) -> list[Exampl
     for k, source in enumerate(sources):
         for row in dataset.examples(source['name'], source['options'], split):
             if isinstance(row, Unanswered):
-                row.example = _of_source(row.example, sources, k)
-            mixed.append(row if isinstance(row, BadInput) else _of_source(row, sources, k))
+                row.example = _mark_source(row.example, sources, k)
+            mixed.append(row if isinstance(row, BadInput) else _mark_source(row, sources, k))
     return mixed
 
 
-def _of_source(example, sources, k):
+def _mark_source(example, sources, k):
     """The example with the id and meta['source'] of source k."""
     return example._replace(id=example.id * len(sources) + k, meta=example.meta | {'source': _label(sources[k])})
 

@@ -113,10 +113,10 @@ def read_prompt(row: Mapping, field: str, where: str) -> tuple[str, tuple[dict[s
     """
     if not isinstance(get_field(row, field), list):
         return text_field(row, field, where), ()
-    return end_of_chat(read_messages(row, field, where), field, where)
+    return chat_prompt(read_messages(row, field, where), field, where)
 
 
-def end_of_chat(messages: tuple[dict[str, Any], ...], field: str, where: str) -> tuple[str, tuple[dict[str, Any], ...]]:
+def chat_prompt(messages: tuple[dict[str, Any], ...], field: str, where: str) -> tuple[str, tuple[dict[str, Any], ...]]:
     """(prompt, messages) of an Example, from a chat's messages; raises BadInput without a message of the user.
 
     messages is () where the chat is the prompt alone. field, where: what BadInput names.

@@ -34,7 +34,7 @@ def examples(
         for row in convert_rows(example, jsonl.read(os.path.join(folder, f'{task}.jsonl'))):
             if isinstance(row, BadInput):
                 labelled.append(row)
-            elif (zlib.crc32(_canonical(row.prompt.rstrip()).encode()) % 5 == 0) == (split == 'test'):
+            elif (zlib.crc32(_rename_brackets(row.prompt.rstrip()).encode()) % 5 == 0) == (split == 'test'):
                 labelled.append(row._replace(id=len(labelled)))
                 if task.endswith('dyck_languages') and split == 'train':
                     for _ in range(exchanges):
@@ -57,7 +57,7 @@ def _example(task, row, index, where):
     return Example(f'{text_field(row, problem, where)}\n', text_field(row, answer, where), index, meta)
 
 
-def _canonical(text):
+def _rename_brackets(text):
     """The text with its kinds of brackets renamed in order of appearance: the first becomes KINDS[0], and so on."""
     seen = dict.fromkeys(next(kind for kind in KINDS if mark in kind) for mark in text if mark in ''.join(KINDS))
     return text.translate(str.maketrans(''.join(seen), ''.join(KINDS[: len(seen)])))

@@ -39,7 +39,7 @@ def examples(
     if split != 'train' or not variants:
         return examples
     sound = [e for e in examples if isinstance(e, Example)]
-    copies = (renumber.renumbered(e, e.id + rows * (i + 1)) for i in range(variants) for e in sound)
+    copies = (renumber.change_numbers(e, e.id + rows * (i + 1)) for i in range(variants) for e in sound)
     return examples + [e for e in copies if e is not None]
 
 

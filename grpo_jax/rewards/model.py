@@ -92,11 +92,11 @@ def load(models: dict, source: Source) -> RewardModel:
     Raises BadInput for a device that is not there and for a malformed reward_model.json.
     """
     if source not in models:
-        models[source] = _read(source)
+        models[source] = _load_model(source)
     return models[source]
 
 
-def _read(source):
+def _load_model(source):
     folder = hf.find(source.folder)
     model_config, tokenizer = families.load_config(folder), hf.load_tokenizer(folder)
     devices = jax.local_devices()

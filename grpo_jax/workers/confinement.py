@@ -163,7 +163,7 @@ def call_filter(files: bool, threads: bool) -> bytes | None:
     files: whether files may be opened for writing, since another layer limits which; threads: whether threads may
     start.
     """
-    if not _filters():
+    if not _has_filters():
         return None
     column, architecture, _ = MACHINES[platform.machine()]
     judged, plain = _numbers(JUDGED_CALLS, column), _numbers(CALLS + (',' + FILE_CALLS if files else ''), column)
@@ -200,7 +200,7 @@ def call_filter(files: bool, threads: bool) -> bytes | None:
     return _assemble([*rows, no])
 
 
-def _filters():
+def _has_filters():
     """Whether this kernel has filters, and MACHINES has this architecture's numbers."""
     if sys.platform != 'linux' or platform.machine() not in MACHINES:
         return False
@@ -228,7 +228,7 @@ def listen_for_threads() -> int | None:
 
     answer_thread allows or refuses the thread. None where the kernel has no such notices.
     """
-    if not _filters():
+    if not _has_filters():
         return None
     column, _, seccomp = MACHINES[platform.machine()]
     number = _numbers(JUDGED_CALLS, column)['clone']

@@ -163,7 +163,7 @@ def test_boxing_a_formula_of_the_problem_pays_on_no_competition_problem(real):
         formulas = [next(filter(None, match)) for match in echo.FORMULA.findall(e.prompt)]
         for formula in formulas:
             # that are not the gold answer, but have its value
-            if not echo.is_plain(formula) and spelling.canonical(formula) != extraction.gold(e.answer):
+            if not echo.is_plain(formula) and spelling.canonicalize(formula) != extraction.gold_answer(e.answer):
                 paid += [formula] if pays(e.answer, formula, Sceptic(), e.prompt) else []
     assert not paid
 

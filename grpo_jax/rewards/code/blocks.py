@@ -69,11 +69,11 @@ def _blocks(completion):
     for line in completion.splitlines(keepends=True):
         match = FENCE.match(line)
         rest = match['rest'].strip() if match else ''
-        if opening is None and (not match or (match['fence'][0] in rest and not _in_line(match))):
+        if opening is None and (not match or (match['fence'][0] in rest and not _is_whole_block(match))):
             before.append(line)
         elif opening is None and match:
             opening, lines = match, []
-            if _in_line(match):
+            if _is_whole_block(match):
                 language, _, code = rest.partition(' ')
                 language, code = (language, code) if PYTHON.fullmatch(language) else ('', rest)
                 close(code.removesuffix(match['fence']).strip() + '\n', True, language)
@@ -92,7 +92,7 @@ def _blocks(completion):
     return blocks[-MOST_BLOCKS:]
 
 
-def _in_line(match):
+def _is_whole_block(match):
     """Whether a fence's line is a whole block: the fence, more than one word of code, and a closing fence."""
     rest = match['rest'].strip()
     return rest.endswith(match['fence']) and not rest.strip('`~').isalnum()
