@@ -45,6 +45,7 @@ def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
 
 
 def _humaneval_example(row, i, where):
+    """The Example of a row of HumanEval, whose id is i; raises BadInput for a malformed row."""
     prompt, test, name, solution = (
         text_field(row, field, where) for field in ('prompt', 'test', 'entry_point', 'canonical_solution')
     )
@@ -76,6 +77,7 @@ def _humaneval_example(row, i, where):
 
 
 def _mbpp_example(row, _, where):
+    """The Example of a row of MBPP; raises BadInput for a malformed row."""
     text = text_field(row, 'text' if 'text' in row else 'prompt', where)
     code = text_field(row, 'code', where).replace('\r', '')
     tests, needed, task = _sources(row, 'test_list', where), _sources(row, 'test_imports', where), row.get('task_id')
@@ -104,6 +106,7 @@ def _names(source, where):
 
 
 def _sources(row, field, where):
+    """The list of sources in a field, which may be missing; raises BadInput for anything else."""
     sources = row.get(field, [])
     if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
         raise BadInput(where, shorten(sources), f'field {field} must be a list of texts; mend or remove the row')
@@ -111,6 +114,7 @@ def _sources(row, field, where):
 
 
 def _parse(source, where):
+    """The syntax tree of a source; raises BadInput for a source that is no Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of an odd escape in a sound program

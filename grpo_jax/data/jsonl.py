@@ -88,4 +88,5 @@ def _make_dict(pairs):
 
 
 def _refuse_constant(constant):
+    """Raises ValueError for NaN or an infinity, which json.loads hands over."""
     raise ValueError(f'{constant} is not JSON')

@@ -64,4 +64,5 @@ def weights(*, sources: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:
 
 
 def _label(source):
+    """A source's name in meta['source']."""
     return source.get('source', source['name'])

@@ -143,6 +143,7 @@ def encode_prompt(
 
 
 def _refuse_messages(where, messages):
+    """Raises BadInput for a prompt that is a chat, which needs data.chat."""
     raise BadInput(
         'data.chat', False, f'{where} is a chat of {len(messages)} messages; set data.chat=True, for the chat template'
     )

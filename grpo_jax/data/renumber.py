@@ -51,11 +51,12 @@ def change_numbers(example: Example, number: int) -> Example | None:
 
 
 def _replace(text, new):
+    """The text with each number replaced by the one that the dict `new` has for it."""
     return NUMBER.sub(lambda match: new[match[0]], text)
 
 
 def _draw_near(text, draw):
-    """A random number with as many decimals, between half and twice the old one, as text."""
+    """A random number between half and twice the number in `text`, with as many decimals, as text."""
     decimals = len(text.partition('.')[2])
     unit = 10**decimals
     old = round(float(text) * unit)

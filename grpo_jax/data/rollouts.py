@@ -53,7 +53,7 @@ def examples(split: str, *, folder: str, least: float | None = None, by: str = '
 
 
 def _by_reward(row, _, where, by):
-    """(prompt, messages, answer, completion, reward); the reward is None where no part could tell."""
+    """As _read_row, with the total reward or the part `by` as reward; None where no part could tell."""
     parts = row['parts'] if isinstance(row.get('parts'), dict) else {}
     if by and by not in parts:
         raise BadInput(where, by, f'is none of its parts {sorted(parts)}; choose one in data.options.by')
@@ -61,7 +61,7 @@ def _by_reward(row, _, where, by):
 
 
 def _by_verdict(row, _, where):
-    """As _by_reward, with the verifier's verdict as reward: 1.0 or 0.0, None where the verifier could not tell."""
+    """As _read_row, with the verifier's verdict as reward: 1.0 or 0.0, None where the verifier could not tell."""
     if row.get('correct', '') not in (True, False, None):
         raise BadInput(where, sorted(row), 'has no verdict of a verifier; set data.options.least to a reward')
     return _read_row(row, where, None if row['correct'] is None else float(row['correct']))

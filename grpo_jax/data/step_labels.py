@@ -43,6 +43,7 @@ def examples(
 
 
 def _example(task, row, index, where):
+    """The Example of a row; raises BadInput for a malformed row."""
     problem, answer, marked, base = MR_GSM8K if 'question' in row else BIG_BENCH
     steps, wrong = row.get('steps'), row.get(marked)
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):

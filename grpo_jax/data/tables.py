@@ -66,11 +66,13 @@ def read_prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
 
 
 def _damage_error(folder, error):
+    """The BadInput for a folder whose data set cannot be read."""
     cause = f'{type(error).__name__}, {str(error)[:200]}'
     return BadInput('data.options.folder', folder, f'holds a damaged data set ({cause}); prepare it again')
 
 
 def _read_rows(path, batches):
+    """Yields (where, row) for each row of the RecordBatches that batches() yields; path: of their file."""
     import pyarrow
 
     index = 0
@@ -119,6 +121,7 @@ def _check_names(fields, path):
 
 
 def _lists():
+    """pyarrow's functions that tell whether a type is a list."""
     import pyarrow
 
     types = pyarrow.types

@@ -125,6 +125,7 @@ def _unnamed_arguments(standard, examples, batched, named):
 
 
 def _missing_error(name, thing, example):
+    """The BadInput for a parameter `name` of the function `thing` that no column of the example's fills."""
     columns = ', '.join(sorted(map(str, example.meta))) or 'no columns'
     return BadInput(
         'reward',

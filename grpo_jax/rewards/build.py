@@ -255,6 +255,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         )
 
     def bind_source(source, key):
+        """The RewardFunctions of a SourceRewards; key: its section of the config."""
         source_parts = {custom.name_of(path): parts[custom.name_of(path)] for path, _ in source.parts}
         _check_verifier(source.verifier, source_parts, key)
         verifier = modules[source.verifier] if source.verifier else SimpleNamespace()

@@ -97,6 +97,7 @@ def load(models: dict, source: Source) -> RewardModel:
 
 
 def _load_model(source):
+    """Loads the RewardModel of a source, from its folder."""
     folder = hf.find(source.folder)
     model_config, tokenizer = families.load_config(folder), hf.load_tokenizer(folder)
     devices = jax.local_devices()

@@ -60,6 +60,7 @@ def _blocks(completion):
     blocks, lines, before = [], [], []
 
     def close(source, closed=True, language=None):
+        """Ends the current block, and keeps it if it is Python or without a language."""
         nonlocal opening, before
         language = next(LANGUAGE.finditer(opening['rest']))[1] if language is None else language
         if not language or PYTHON.fullmatch(language):
@@ -158,6 +159,7 @@ def _strip_prose(text):
 
 
 def _is_prose(line):
+    """Whether a line is prose, and neither Python nor the inside of a statement."""
     if line[0].isspace() or line[0] in '#"\'@':  # inside a statement, or surely code
         return False
     code = re.split('["\'#]', line[:LONGEST], maxsplit=1)[0]

@@ -57,7 +57,7 @@ def answer(completion: str, *, boxed: bool = False, words: bool = True) -> str:
 
 
 def _read_first(text, readers):
-    """The first answer that one of the readers finds and that has a canonical form; ''."""
+    """The first answer that one of the readers finds and that has a canonical form; '' without one."""
     return next((value for reader in readers if canonicalize(value := reader(text[-TAIL:]))), '')
 
 

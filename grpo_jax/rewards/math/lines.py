@@ -194,13 +194,13 @@ def _stated_number(sentence, pieces):
 
 
 def _word_after(text, end):
-    """The word behind a number that ends at `end`, in lower case and without plural s; ''."""
+    """The word behind a number that ends at `end`, in lower case and without plural s; '' without one."""
     following = FOLLOWING.match(text, end)
     return following[1].lower().removesuffix('s') if following else ''
 
 
 def _unit_after(text, end):
-    """Up to three words of scale or unit behind a number that ends at `end`, as written; ''."""
+    """Up to three words of scale or unit behind a number that ends at `end`, as written; '' without one."""
     start = end
     for _ in range(3):
         word_after = _word_after(text, end)

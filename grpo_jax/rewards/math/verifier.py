@@ -59,6 +59,7 @@ def _gold(text):
 
 
 def _judge(completion, example, pool, boxed):
+    """1.0 if the answer is right, else 0.0; None without a gold answer. boxed: as in extraction.answer."""
     gold = _gold(example.answer)
     if gold is None:
         return None
