@@ -94,6 +94,7 @@ def canonicalize(text: str) -> str | None:
 
 @functools.lru_cache(CACHED)
 def _canonicalize(text):
+    """As canonicalize, for a text of at most LONGEST characters; remembered."""
     if SIMPLE.fullmatch(text):
         return str(int(text))
     spelled = respell(STRAY.sub('=', text))
@@ -119,6 +120,7 @@ def respell(text: str) -> str | None:
 
 @functools.lru_cache(CACHED)
 def _respell(text):
+    """As respell, for a text of at most LONGEST characters; remembered."""
     text = ' '.join(text.translate(CHARACTERS).split())
     if r'\begin' not in text:
         text = re.sub(r'\\\\(?=[A-Za-z,!{}])', r'\\', text)  # escaped twice

@@ -55,6 +55,7 @@ def same(answer: str, other: str) -> bool:
 
 @functools.lru_cache(CACHED)
 def _gold(text):
+    """As extraction.gold_answer, remembered."""
     return extraction.gold_answer(text)
 
 
@@ -121,6 +122,7 @@ def _decide_forms(gold, answer, a, b):
 
 @functools.lru_cache(CACHED)
 def _number(text):
+    """As work_out, remembered."""
     return work_out(text)
 
 
