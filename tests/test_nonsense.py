@@ -271,7 +271,7 @@ def test_every_exception_is_one_of_a_key_that_is_there():
         ({'reward__parts': (('build', 1.0),)}, "reward.parts = 'build': no such file"),
         ({'reward__options__cosine__right': (1.0, 2.0, 3.0)}, r'cosine.right = .*: must be a tuple.* of 2'),
         ({'reward__options__format__tags': ()}, r'format.tags = \(\): must be a tuple.* not empty'),
-        ({'reward__options': {'format': {'tag': ('a',)}}}, 'format.tag = .*: is no option; it has tags'),
+        ({'reward__options': {'format': {'tag': ('a',)}}}, 'format.tag = .*: is no option; use tags'),
         ({'rollout__stop_strings': ('a', '')}, 'rollout.stop_strings = .*: must be a tuple, each a text'),
         ({'learner__offload': ('optimizer', 'policy')}, 'learner.offload = .*: must be .* optimizer or reference'),
         ({'data__template': 'no place'}, "data.template = 'no place': must hold {prompt}"),

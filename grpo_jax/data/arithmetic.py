@@ -56,6 +56,7 @@ def work_out(a: int, b: int) -> str:
 
 
 def _demonstration(rng, a, b, blurts, wrong):
+    """A drawn demonstration of a + b; blurts, wrong: as in examples."""
     if rng.random() >= blurts:
         return work_out(a, b)
     answer = list(str(a + b))

@@ -28,11 +28,12 @@ def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
     humaneval has the split test alone, the others have MBPP's splits. On the hub: openai/openai_humaneval and
     google-research-datasets/mbpp, with a file for each split. Ids are line numbers in humaneval, task_id in the others.
     """
-    converters = {'humaneval': _humaneval, 'mbpp': _mbpp, 'mbpp_sanitized': _mbpp}
+    converters = {'humaneval': _humaneval_example, 'mbpp': _mbpp_example, 'mbpp_sanitized': _mbpp_example}
     if name not in converters:
         raise BadInput('data.options.name', name, f'choose one of {", ".join(converters)}')
-    if split not in (['test'] if name == 'humaneval' else SPLITS):
-        raise BadInput('split', split, f'{name} has none of that name')
+    splits = ['test'] if name == 'humaneval' else [*SPLITS]
+    if split not in splits:
+        raise BadInput('split', split, f'{name} has only {", ".join(splits)}; choose another data.options.name')
     subset = os.path.join(folder, SUBSETS[name])
     if os.path.isdir(subset):
         return convert_rows(converters[name], files.rows(subset, split))
@@ -43,7 +44,8 @@ def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
     return [row for row in rows if isinstance(row, BadInput) or first <= row.id <= last]
 
 
-def _humaneval(row, i, where):
+def _humaneval_example(row, i, where):
+    """The Example of a row of HumanEval, whose id is i; raises BadInput for a malformed row."""
     prompt, test, name, solution = (
         text_field(row, field, where) for field in ('prompt', 'test', 'entry_point', 'canonical_solution')
     )
@@ -74,7 +76,8 @@ def _humaneval(row, i, where):
     return Example(prompt, solution, i, meta)
 
 
-def _mbpp(row, _, where):
+def _mbpp_example(row, _, where):
+    """The Example of a row of MBPP; raises BadInput for a malformed row."""
     text = text_field(row, 'text' if 'text' in row else 'prompt', where)
     code = text_field(row, 'code', where).replace('\r', '')
     tests, needed, task = _sources(row, 'test_list', where), _sources(row, 'test_imports', where), row.get('task_id')
@@ -103,13 +106,15 @@ def _names(source, where):
 
 
 def _sources(row, field, where):
+    """The list of sources in a field, which may be missing; raises BadInput for anything else."""
     sources = row.get(field, [])
     if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
-        raise BadInput(where, shorten(sources), f'field {field} must be a list of text; mend or remove the row')
+        raise BadInput(where, shorten(sources), f'field {field} must be a list of texts; mend or remove the row')
     return list(sources)
 
 
 def _parse(source, where):
+    """The syntax tree of a source; raises BadInput for a source that is no Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of an odd escape in a sound program

@@ -52,9 +52,9 @@ def examples(
     and ask for <think> and <answer>.
     """
     if numbers[0] > numbers[1]:
-        raise BadInput('data.options.numbers', numbers, 'must be the least and the most numbers of a problem')
+        raise BadInput('data.options.numbers', numbers, 'must be (least, most) numbers; swap the two')
     if not set(operations) <= OPERATIONS.keys():
-        raise BadInput('data.options.operations', operations, f'take from {"".join(OPERATIONS)}')
+        raise BadInput('data.options.operations', operations, f'has others than {"".join(OPERATIONS)}; leave them out')
     # demonstrations draw from another stream: the problems do not depend on `wrong`
     problems, slips = random.Random(f'{tuple(numbers)} {largest} {split}'), random.Random(split)
     examples, misses = {}, 0

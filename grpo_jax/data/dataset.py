@@ -77,7 +77,7 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
         return options._replace(options=values, origins=(where,))
     if options.path or options.revision:
         raise BadInput(
-            'data.path', options.path, 'sources of a mixture have path and revision of their own; leave it empty'
+            'data.path', options.path, 'sources of a mixture have path and revision of their own; leave these empty'
         )
     module.weights(**values)  # refuses what cannot be mixed
     sources, origins = [], []
@@ -107,7 +107,7 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
     check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
     encoded = drop_malformed(_encode(tokenizer, rows, options.prompt_format, split), options.strict, split)
     if not encoded:
-        raise BadInput('data.options', options.options, f'gives no example of the {split} split')
+        raise BadInput('data.options', options.options, f'gives no example of the {split} split; change it')
     sound, tokens = map(list, zip(*encoded, strict=True))
     longest = options.max_prompt_tokens
     fitting = [i for i, prompt in enumerate(tokens) if len(prompt) <= longest]
@@ -115,8 +115,8 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
         raise BadInput(
             'data.max_prompt_tokens',
             longest,
-            f'leaves no prompt of {len(tokens)} in the {split} '
-            f'split; the shortest has {min(map(len, tokens), default=0)} tokens',
+            f'leaves no prompt of {len(tokens)} in the {split} split; raise it, since the shortest has '
+            f'{min(map(len, tokens))} tokens',
         )
     if len(fitting) < len(tokens):
         logger.warning(
@@ -134,10 +134,12 @@ def _check_examples(name, rows):
     """Raises BadInput for a row that is no Example, and unless ids are distinct and in 0..2^31-1."""
     for row in rows:
         if not isinstance(row, Example) or not (isinstance(row.prompt, str) and isinstance(row.answer, str)):
-            raise BadInput('data.name', name, f'gives {shorten(row)!r}, which is no Example with a text as its prompt')
+            raise BadInput(
+                'data.name', name, f'gives {shorten(row)!r}, no Example with texts as prompt and answer; mend the file'
+            )
     ids = {example.id for example in rows}
     if len(ids) < len(rows) or not all(isinstance(i, int) and 0 <= i < 2**31 for i in ids):
-        raise BadInput('data.name', name, 'gives examples ids that are not distinct, or not in 0..2^31-1')
+        raise BadInput('data.name', name, 'has ids that are not distinct, or not in 0..2^31-1; number them from 0')
 
 
 def _encode(tokenizer, rows, prompt_format, split):
@@ -192,7 +194,9 @@ def _check_options(module, options, bind=inspect.Signature.bind_partial):
     try:
         bind(inspect.signature(module.examples), 'train', **options)
     except TypeError as error:
-        raise BadInput('data.options', dict(options), f'{error} of {module.__name__}.examples') from None
+        names = ', '.join([*inspect.signature(module.examples).parameters][1:]) or 'no options'
+        remedy = f'{error}; give what {module.__name__}.examples takes: {names}'
+        raise BadInput('data.options', dict(options), remedy) from None
     ranges.check(module.examples, options, 'data.options')
 
 

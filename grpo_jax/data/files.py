@@ -12,7 +12,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.types import Example
 
-READERS = {'.jsonl': jsonl.read, '.parquet': tables.parquet, '.arrow': tables.arrow, '.json': jsonl.read_list}
+READERS = {'.jsonl': jsonl.read, '.parquet': tables.read_parquet, '.arrow': tables.read_arrow, '.json': jsonl.read_list}
 FILES = ''
 
 
@@ -49,7 +49,9 @@ def open_subset(folder: str, subset: str, main: str = 'default') -> str:
     if os.path.isdir(inside):
         return inside
     if subset not in ('', main):
-        raise BadInput('data.options.subset', subset, f'{folder} has no such subfolder, only {_subfolders(folder)}')
+        raise BadInput(
+            'data.options.subset', subset, f"{folder} has no such subfolder, but {_subfolders(folder)}; use one, or ''"
+        )
     return folder
 
 
@@ -66,7 +68,7 @@ def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]
     """
     path_of_split = folder.replace('{split}', split)
     if os.path.isfile(os.path.join(path_of_split, 'features.json')):
-        yield from tables.prepared(path_of_split, split)
+        yield from tables.read_prepared(path_of_split, split)
         return
     has_split_in_name = path_of_split != folder
     if os.path.isfile(path_of_split) and not has_split_in_name:
@@ -77,13 +79,13 @@ def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]
     for path in [path_of_split] if whole_file else _paths(path_of_split, split, prefix, has_split_in_name):
         reader = READERS.get(os.path.splitext(path)[1])
         if not reader:
-            raise BadInput('data file', path, f'is none of {", ".join(READERS)}')
+            raise BadInput('data file', path, f'is none of {", ".join(READERS)}; convert it to one of these')
         yield from reader(path)
 
 
 def has_split(folder: str, split: str) -> bool:
     """Whether a folder has files whose names say that they belong to the split."""
-    return bool(_named(folder, split, ''))
+    return bool(_paths_by_name(folder, split, ''))
 
 
 def _paths(folder, split, prefix, one_split):
@@ -93,8 +95,8 @@ def _paths(folder, split, prefix, one_split):
     """
     for saved in (os.path.join(folder, split), folder):
         if os.path.isfile(os.path.join(saved, 'state.json')):
-            return _saved(saved, split, one_split or saved != folder)
-    paths = _named(folder, split, prefix)
+            return _saved_paths(saved, split, one_split or saved != folder)
+    paths = _paths_by_name(folder, split, prefix)
     if paths:
         shards = re.search(r'-of-(\d{5})', os.path.basename(paths[0]))
         if shards and int(shards[1]) != len(paths):
@@ -106,13 +108,13 @@ def _paths(folder, split, prefix, one_split):
         'data.options.folder',
         folder,
         f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no folder of tensorflow-datasets or '
-        f'save_to_disk, only {_subfolders(folder)}; set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
+        f'save_to_disk, but {_subfolders(folder)}; set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
         if os.path.isdir(folder)
         else 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set',
     )
 
 
-def _named(folder, split, prefix):
+def _paths_by_name(folder, split, prefix):
     """The paths of files that are named after the split, in order; [] without any."""
     for parent in (folder, os.path.join(folder, 'data')):
         for name in (prefix + split, split, f'{split}-?????-of-?????*', f'{split}/*'):
@@ -129,7 +131,7 @@ def _subfolders(folder):
     return f'the subfolders {", ".join(names)}' if names else 'no subfolders'
 
 
-def _saved(folder, split, one_split):
+def _saved_paths(folder, split, one_split):
     """The paths of a Dataset's files that save_to_disk wrote; BadInput where state.json names none or another split."""
     path = os.path.join(folder, 'state.json')
     state = json_file.read_object(path, 'save the data set again')

@@ -19,6 +19,7 @@ def examples(split: str, *, folder: str, subset: str = 'main') -> list[Example |
 
 
 def _example(row, index, where):
+    """The Example of a row; raises BadInput for a malformed row."""
     solution = text_field(row, 'answer', where)
     return Example(text_field(row, 'question', where), gold(solution, where), index, {'demonstration': solution})
 

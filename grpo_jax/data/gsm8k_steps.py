@@ -44,7 +44,7 @@ def examples(
 
 
 def _chains(split, folder, most):
-    """({expressions: their values}, malformed rows), from solutions with at least two steps; most: of a chain."""
+    """({expressions: their values}, malformed rows), from solutions with at least two steps; most: steps of a chain."""
     problems, malformed = split_malformed(gsm8k.examples(split, folder=folder))
     chains = {}
     for problem in problems:

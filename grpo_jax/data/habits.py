@@ -36,15 +36,18 @@ def examples(
 
 
 def _repeat(text):
+    """A demonstration with its columns twice; a blurt unchanged."""
     columns, space, answer = text.rpartition(' ')
     return f'{columns} {columns} {answer}' if space else text
 
 
-def _brackets(text):
+def _bracket(text):
+    """A blurt in brackets; a demonstration with columns unchanged."""
     return text if ' ' in text else f'[{text}]'
 
 
 def _with_words(text, word):
+    """A demonstration with `word` between its columns, and sum before the answer."""
     *columns, answer = text.split(' ')
     return ' '.join([f' {word} '.join(columns), 'sum', answer]).lstrip()
 
@@ -52,6 +55,6 @@ def _with_words(text, word):
 # habit -> (function of a demonstration that does not show the habit, function of one that does)
 HABITS = {
     'repeat': (str, _repeat),
-    'brackets': (str, _brackets),
+    'brackets': (str, _bracket),
     'mixed': (functools.partial(_with_words, word='then'), functools.partial(_with_words, word='потом')),
 }

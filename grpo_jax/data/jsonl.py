@@ -29,7 +29,7 @@ def read(path: str) -> Iterator[tuple[str, Any]]:
                 text = line.decode('utf-8-sig' if number == 1 else 'utf8').strip()
                 if not text:
                     raise ValueError('the line is empty')
-                row = _checked(json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse), text)
+                row = _check_row(json.loads(text, object_pairs_hook=_make_dict, parse_constant=_refuse_constant), text)
             except (ValueError, RecursionError) as error:  # ValueError: also of the encoding
                 row = BadInput(where, line[:80], f'{error}; mend or remove the row')
             yield where, row
@@ -49,13 +49,13 @@ def read_list(path: str) -> Iterator[tuple[str, Any]]:
         file.seek(0)
         try:
             text = file.read().decode('utf-8-sig')
-            rows = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse)
+            rows = json.loads(text, object_pairs_hook=_make_dict, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise BadInput('data file', path, f'{error}; fetch it again, or mend it') from None
     for index, row in enumerate(rows):
         where = f'{path}, row {index}'
         try:
-            row = _checked(row, text)
+            row = _check_row(row, text)
         except ValueError as error:
             row = BadInput(where, shorten(row), f'{error}; mend or remove the row')
         yield where, row
@@ -70,7 +70,7 @@ def _lines(file):
         yield line
 
 
-def _checked(row, text):
+def _check_row(row, text):
     """The row, parsed from `text`; raises ValueError unless it is an object whose texts UTF-8 can write."""
     if not isinstance(row, dict):
         raise ValueError('must be an object with named fields')
@@ -79,7 +79,7 @@ def _checked(row, text):
     return row
 
 
-def _distinct(pairs):
+def _make_dict(pairs):
     """The pairs as a dict; raises ValueError for a key that comes twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
@@ -87,5 +87,6 @@ def _distinct(pairs):
     return row
 
 
-def _refuse(constant):
+def _refuse_constant(constant):
+    """Raises ValueError for NaN or an infinity, which json.loads hands over."""
     raise ValueError(f'{constant} is not JSON')

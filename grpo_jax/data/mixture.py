@@ -32,12 +32,12 @@ def examples(split: str, *, sources: Sequence[Mapping[str, Any]]) -> list[Exampl
     for k, source in enumerate(sources):
         for row in dataset.examples(source['name'], source['options'], split):
             if isinstance(row, Unanswered):
-                row.example = _of_source(row.example, sources, k)
-            mixed.append(row if isinstance(row, BadInput) else _of_source(row, sources, k))
+                row.example = _mark_source(row.example, sources, k)
+            mixed.append(row if isinstance(row, BadInput) else _mark_source(row, sources, k))
     return mixed
 
 
-def _of_source(example, sources, k):
+def _mark_source(example, sources, k):
     """The example with the id and meta['source'] of source k."""
     return example._replace(id=example.id * len(sources) + k, meta=example.meta | {'source': _label(sources[k])})
 
@@ -48,7 +48,7 @@ def weights(*, sources: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:
         needed = {'name', 'weight', 'options'}
         if not needed <= set(source) <= needed | {'source', 'path', 'revision'}:
             raise BadInput(
-                'data.options.sources', source, 'must have name, weight, options, and may have source, path, revision'
+                'data.options.sources', source, 'use the keys name, weight, options, perhaps source, path, revision'
             )
         ranges.check(Source, source, 'data.options.sources')
         if source['name'] == 'mixture':
@@ -58,10 +58,11 @@ def weights(*, sources: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:
         raise BadInput(
             'data.options.sources',
             [_label(source) for source in sources],
-            'must be one or more, and distinct; tell two of one name apart by source',
+            'must be one or more, and distinct; add one, or give two of one name a different source',
         )
     return by_label
 
 
 def _label(source):
+    """A source's name in meta['source']."""
     return source.get('source', source['name'])

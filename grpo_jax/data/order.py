@@ -22,7 +22,7 @@ def walk(
     """
     if retired.all():
         raise BadInput(
-            'collection.retire_above', len(retired), 'prompts, and all are retired: nothing is left to learn'
+            'prompts to learn from', 0, f'all {len(retired)} are retired; set collection.retire_above to 0 with --amend'
         )
     index_at = _mix(seed, sources) if sources else _shuffle((seed,), np.arange(len(retired)))
     indices = []
@@ -50,7 +50,7 @@ def indices(seed: int, step: int, count: int, size: int, sources: Sequence[tuple
 
 
 def _mix(seed, sources):
-    """index_at(position) for a mixture; see walk."""
+    """The function position -> example index for a mixture; sources: Dataset.sources, see walk."""
     import grain  # seconds to import, needed for mixtures alone
 
     endless = [
@@ -61,7 +61,7 @@ def _mix(seed, sources):
 
 
 def _shuffle(seed, members):
-    """index_at(position) in an endless sequence of permutations of `members`. seed: a tuple of ints."""
+    """The function position -> member in an endless sequence of permutations of `members`. seed: a tuple of ints."""
 
     @functools.cache
     def permutation(epoch):

@@ -45,10 +45,10 @@ def choose_folder(
             raise BadInput(key, value, f'the data set {name} reads no files; leave path and revision empty')
         return options, Origin('', '', '', '')
     if revision and not path:
-        raise BadInput('data.revision', revision, 'needs data.path, the data set that it is a revision of')
+        raise BadInput('data.revision', revision, 'is of no data set; name one in data.path, or leave it empty')
     if path and not re.fullmatch(r'[\w.-]+/[\w.-]+', path):
         raise BadInput(
-            'data.path', path, 'is no id of a data set on the hub, like openai/gsm8k; a folder is data.options.folder'
+            'data.path', path, 'is no id of a data set on the hub; use one like openai/gsm8k, or data.options.folder'
         )
     given_folder = options.get('folder') or ''  # this is recorded: a bucket's URL, and not the folder of its cache
     folder = _fetch_folder(given_folder)
@@ -62,7 +62,7 @@ def choose_folder(
         snapshot = hub.fetch('data.path', path, PATTERNS, remedy, dataset=True, revision=commit or revision)
         if not os.path.isdir(snapshot):
             raise BadInput(
-                'data.path', path, f'has none of {", ".join(PATTERNS)}; data.revision=refs/convert/parquet may have'
+                'data.path', path, f'has none of {", ".join(PATTERNS)}; try data.revision=refs/convert/parquet'
             )
         commit = os.path.basename(snapshot)
         hub.announce(f'data set {name}: commit {commit} of {path}' + f', {missing} has no file of it' * bool(missing))

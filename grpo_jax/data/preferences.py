@@ -4,7 +4,7 @@ import functools
 import itertools
 
 from grpo_jax.data import files
-from grpo_jax.data.records import convert_rows, end_of_chat, get_field, read_messages, read_prompt, shorten, text_field
+from grpo_jax.data.records import chat_prompt, convert_rows, get_field, read_messages, read_prompt, shorten, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
@@ -35,10 +35,11 @@ def examples(
 
 
 def _example(prompt_field, fields, row, index, where):
+    """The Example of a row; fields: those of the chosen and of the rejected completion."""
     prompt_of_field = None if get_field(row, prompt_field) is None else read_prompt(row, prompt_field, where)
     contexts, (chosen, rejected) = zip(*(_read_completion(row, field, where) for field in fields), strict=True)
     if prompt_of_field or any(contexts):
-        prompt, messages = end_of_chat(_prompt_messages(prompt_of_field, contexts, where), prompt_field, where)
+        prompt, messages = chat_prompt(_prompt_messages(prompt_of_field, contexts, where), prompt_field, where)
     else:
         prompt, chosen, rejected = _split_texts(chosen, rejected, where)
         messages = ()

@@ -24,7 +24,7 @@ class PromptFormat(NamedTuple):
     def check(self) -> None:
         """Raises BadInput for a template without {prompt}, and for a thinking switch without chat template."""
         if '{prompt}' not in self.template:
-            raise BadInput('data.template', self.template, 'must hold {prompt}, the place of the prompt')
+            raise BadInput('data.template', self.template, 'must hold {prompt}; write it where the prompt is to stand')
         if self.thinking != 'auto' and not self.chat:
             raise BadInput('data.thinking', self.thinking, 'is a switch of chat templates; set data.chat=True')
 
@@ -93,7 +93,7 @@ def _check_roles(tokenizer, prompt_format, roles, must_render):
                     'data.chat',
                     True,
                     f'the chat template of {tokenizer.name_or_path} does not write what message {i + 1} of '
-                    f'{", ".join(roles)} says; take another, or leave such messages out',
+                    f'{", ".join(roles)} says; mend it, or leave such messages out',
                 )
     except TemplateFailure as failure:  # for another chat than the plain one, its row is malformed
         if must_render:
@@ -129,7 +129,7 @@ def encode_prompt(
         if rendered is None:
             (rendered,) = _render(tokenizer, prompt_format, [write_messages(text, prompt_format, messages)])
         if isinstance(rendered, TemplateFailure):
-            raise BadInput(where, shorten(text), f'the chat template cannot write it: {rendered}')
+            raise BadInput(where, shorten(text), f'the chat template cannot write it: {rendered}; remove the row')
         ids = tokenizer.encode(rendered, add_special_tokens=False)
     else:
         if messages:
@@ -138,11 +138,12 @@ def encode_prompt(
         # some tokenizers close every text; a prompt must stay open
         ids = ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
     if not ids:
-        raise BadInput(where, shorten(text), 'has no tokens; mend or remove the row, or take another tokenizer')
+        raise BadInput(where, shorten(text), 'has no tokens; mend or remove the row, or choose another tokenizer')
     return ids
 
 
 def _refuse_messages(where, messages):
+    """Raises BadInput for a prompt that is a chat, which needs data.chat."""
     raise BadInput(
         'data.chat', False, f'{where} is a chat of {len(messages)} messages; set data.chat=True, for the chat template'
     )
@@ -186,7 +187,7 @@ def _render(tokenizer, prompt_format, chats):
         raise BadInput(
             'data.chat',
             True,
-            f'the chat template of {tokenizer.name_or_path} had to be ended: {failure}; take another, or set '
+            f'the chat template of {tokenizer.name_or_path} had to be ended: {failure}; mend it, or set '
             'data.chat=False',
         ) from None
     except Exception as error:  # the tokenizer's template, or the messages, are malformed

@@ -82,7 +82,9 @@ def text_field(row: Mapping, field: str, where: str) -> str:
     """The field's text or number as text; BadInput when it is missing, empty, not finite or of another type."""
     value = get_field(row, field)
     if isinstance(value, bool) or not isinstance(value, (str, int, float, decimal.Decimal)):
-        raise BadInput(where, shorten(value), f'field {field!r} must be text or a number; the row has {sorted(row)}')
+        raise BadInput(
+            where, shorten(value), f'field {field!r} must be text or a number; mend the row, which has {sorted(row)}'
+        )
     if not isinstance(value, str):
         if not isinstance(value, int) and not np.isfinite(float(value)):
             raise BadInput(where, value, f'field {field!r} is no finite number; mend or remove the row')
@@ -111,10 +113,10 @@ def read_prompt(row: Mapping, field: str, where: str) -> tuple[str, tuple[dict[s
     """
     if not isinstance(get_field(row, field), list):
         return text_field(row, field, where), ()
-    return end_of_chat(read_messages(row, field, where), field, where)
+    return chat_prompt(read_messages(row, field, where), field, where)
 
 
-def end_of_chat(messages: tuple[dict[str, Any], ...], field: str, where: str) -> tuple[str, tuple[dict[str, Any], ...]]:
+def chat_prompt(messages: tuple[dict[str, Any], ...], field: str, where: str) -> tuple[str, tuple[dict[str, Any], ...]]:
     """(prompt, messages) of an Example, from a chat's messages; raises BadInput without a message of the user.
 
     messages is () where the chat is the prompt alone. field, where: what BadInput names.
@@ -152,7 +154,7 @@ def _content(message, where):
     parts = content if isinstance(content, list) else [{'type': 'text', 'text': content}]
     for part in parts:
         if not isinstance(part, dict) or part.get('type') != 'text' or not isinstance(part.get('text'), str):
-            raise BadInput(where, shorten(part), 'a message must be text, the only thing that the model reads')
+            raise BadInput(where, shorten(part), 'a message must be text; mend or remove the row')
     return ''.join(part['text'] for part in parts)
 
 

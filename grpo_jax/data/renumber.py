@@ -17,7 +17,7 @@ DRAWS = 400  # attempts to draw numbers that fit; whole quotients are rare
 PLACES = 10**6  # an answer must be a multiple of 1/PLACES, so that it is an exact decimal
 
 
-def renumbered(example: Example, number: int) -> Example | None:
+def change_numbers(example: Example, number: int) -> Example | None:
     """A copy of the example, with id `number` and with other numbers in prompt, answer and demonstration.
 
     example.meta['demonstration'] must be an expression, or an expression, ` = ` and its value. A new number lies
@@ -38,7 +38,7 @@ def renumbered(example: Example, number: int) -> Example | None:
         return None
     ranks, draw = _ranks(texts), random.Random(f'{number} {example.prompt}')
     for _ in range(DRAWS):
-        new = {text: _near(text, draw) for text in texts}
+        new = {text: _draw_near(text, draw) for text in texts}
         changed = _replace(expression, new)
         value = value_of(changed)
         if value is None or value > 10**LONGEST or (value <= 0 < old) or (value.denominator > 1 == old.denominator):
@@ -51,11 +51,12 @@ def renumbered(example: Example, number: int) -> Example | None:
 
 
 def _replace(text, new):
+    """The text with each number replaced by the one that the dict `new` has for it."""
     return NUMBER.sub(lambda match: new[match[0]], text)
 
 
-def _near(text, draw):
-    """A random number with as many decimals, between half and twice the old one, as text."""
+def _draw_near(text, draw):
+    """A random number between half and twice the number in `text`, with as many decimals, as text."""
     decimals = len(text.partition('.')[2])
     unit = 10**decimals
     old = round(float(text) * unit)

@@ -26,7 +26,7 @@ def examples(split: str, *, folder: str, least: float | None = None, by: str = '
             folder,
             "holds no *.jsonl; name a run's rollouts folder, and let the run write every step (log.rollouts=1)",
         )
-    convert = _judged if least is None else functools.partial(_rewarded, by=by)
+    convert = _by_verdict if least is None else functools.partial(_by_reward, by=by)
     rows, malformed = split_malformed([row for path in paths for row in convert_rows(convert, jsonl.read(path))])
     by_prompt = {}
     chats = {}
@@ -46,27 +46,28 @@ def examples(split: str, *, folder: str, least: float | None = None, by: str = '
                 meta = {'demonstration': completion} | ({'rejected': worst} if rewards[worst] < reward else {})
                 examples.append(Example(prompt, answer, len(examples), meta, chats[task]))
     if not examples:
-        reason = f'nothing in {folder} is right' if least is None else f'is above every reward in {folder}'
-        raise malformed[0] if malformed else BadInput('data.options.least', least, reason)
+        change = 'set it to the least reward of a right one' if least is None else 'lower it'
+        remedy = f'no completion of the {split} split in {folder} is right; {change}, or bring more'
+        raise malformed[0] if malformed else BadInput('data.options.least', least, remedy)
     return examples + malformed
 
 
-def _rewarded(row, _, where, by):
-    """(prompt, messages, answer, completion, reward); the reward is None where no part could tell."""
+def _by_reward(row, _, where, by):
+    """As _read_row, with the total reward or the part `by` as reward; None where no part could tell."""
     parts = row['parts'] if isinstance(row.get('parts'), dict) else {}
     if by and by not in parts:
         raise BadInput(where, by, f'is none of its parts {sorted(parts)}; choose one in data.options.by')
-    return _checked(row, where, parts[by] if by else row.get('reward', ''))
+    return _read_row(row, where, parts[by] if by else row.get('reward', ''))
 
 
-def _judged(row, _, where):
-    """As _rewarded, with the verifier's verdict as reward: 1.0 or 0.0, None where the verifier could not tell."""
+def _by_verdict(row, _, where):
+    """As _read_row, with the verifier's verdict as reward: 1.0 or 0.0, None where the verifier could not tell."""
     if row.get('correct', '') not in (True, False, None):
-        raise BadInput(where, sorted(row), 'has no verdict of a verifier; name a reward by data.options.least and by')
-    return _checked(row, where, None if row['correct'] is None else float(row['correct']))
+        raise BadInput(where, sorted(row), 'has no verdict of a verifier; set data.options.least to a reward')
+    return _read_row(row, where, None if row['correct'] is None else float(row['correct']))
 
 
-def _checked(row, where, reward):
+def _read_row(row, where, reward):
     """(prompt, messages, answer, completion, reward) of a dumped row; raises BadInput for a malformed one."""
     completion = row.get('completion')
     if not isinstance(completion, str) or not (reward is None or isinstance(reward, (int, float))):

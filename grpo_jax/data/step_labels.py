@@ -34,7 +34,7 @@ def examples(
         for row in convert_rows(example, jsonl.read(os.path.join(folder, f'{task}.jsonl'))):
             if isinstance(row, BadInput):
                 labelled.append(row)
-            elif (zlib.crc32(_canonical(row.prompt.rstrip()).encode()) % 5 == 0) == (split == 'test'):
+            elif (zlib.crc32(_rename_brackets(row.prompt.rstrip()).encode()) % 5 == 0) == (split == 'test'):
                 labelled.append(row._replace(id=len(labelled)))
                 if task.endswith('dyck_languages') and split == 'train':
                     for _ in range(exchanges):
@@ -43,13 +43,14 @@ def examples(
 
 
 def _example(task, row, index, where):
+    """The Example of a row; raises BadInput for a malformed row."""
     problem, answer, marked, base = MR_GSM8K if 'question' in row else BIG_BENCH
     steps, wrong = row.get('steps'), row.get(marked)
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
-        raise BadInput(where, shorten(steps), "field 'steps' must be a list of texts")
+        raise BadInput(where, shorten(steps), "field 'steps' must be a list of texts; mend or remove the row")
     if wrong is not None and (type(wrong) is not int or not base <= wrong < len(steps) + base):
         raise BadInput(
-            where, shorten(wrong), f'the first wrong step must be one of {base} to {len(steps) + base - 1}, or null'
+            where, shorten(wrong), f'{marked} must be one of {base} to {len(steps) + base - 1}, or null; mend the row'
         )
     labels = label_until(len(steps) if wrong is None else wrong - base, len(steps))
     filled = [i for i, step in enumerate(steps) if step.strip()]  # a blank line is no step
@@ -57,7 +58,7 @@ def _example(task, row, index, where):
     return Example(f'{text_field(row, problem, where)}\n', text_field(row, answer, where), index, meta)
 
 
-def _canonical(text):
+def _rename_brackets(text):
     """The text with its kinds of brackets renamed in order of appearance: the first becomes KINDS[0], and so on."""
     seen = dict.fromkeys(next(kind for kind in KINDS if mark in kind) for mark in text if mark in ''.join(KINDS))
     return text.translate(str.maketrans(''.join(seen), ''.join(KINDS[: len(seen)])))

@@ -39,7 +39,7 @@ def examples(
     if split != 'train' or not variants:
         return examples
     sound = [e for e in examples if isinstance(e, Example)]
-    copies = (renumber.renumbered(e, e.id + rows * (i + 1)) for i in range(variants) for e in sound)
+    copies = (renumber.change_numbers(e, e.id + rows * (i + 1)) for i in range(variants) for e in sound)
     return examples + [e for e in copies if e is not None]
 
 
@@ -50,6 +50,7 @@ def _story_hash(problem):
 
 
 def _example(row, index, where, results):
+    """The Example of a row; raises BadInput for a malformed row."""
     if 'Body' in row:
         body = text_field(row, 'Body', where).strip()
         prompt = f'{body}{"" if body[-1] in ".!?" else "."} {text_field(row, "Question", where).strip()}'

@@ -11,15 +11,15 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 
 
-def parquet(path: str) -> Iterator[tuple[str, Any]]:
+def read_parquet(path: str) -> Iterator[tuple[str, Any]]:
     """Yields (where, row) for each row of a Parquet file, as grpo_jax.data.records says; BadInput if it is damaged."""
     import pyarrow.parquet  # a second, which few data sets need
 
-    return _read(path, lambda: pyarrow.parquet.ParquetFile(path, page_checksum_verification=True).iter_batches())
+    return _read_rows(path, lambda: pyarrow.parquet.ParquetFile(path, page_checksum_verification=True).iter_batches())
 
 
-def arrow(path: str) -> Iterator[tuple[str, Any]]:
-    """As parquet, for a file in Arrow's stream format, which `datasets` saves."""
+def read_arrow(path: str) -> Iterator[tuple[str, Any]]:
+    """As read_parquet, for a file in Arrow's stream format, which `datasets` saves."""
     import pyarrow
 
     def batches():
@@ -27,11 +27,11 @@ def arrow(path: str) -> Iterator[tuple[str, Any]]:
             batch.validate(full=True)  # its offsets are read as they are, and wrong ones would end the process
             yield batch
 
-    return _read(path, batches)
+    return _read_rows(path, batches)
 
 
-def prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
-    """As parquet, for a split in a tensorflow-datasets folder with array_record files."""
+def read_prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
+    """As read_parquet, for a split in a tensorflow-datasets folder with array_record files."""
     import tensorflow_datasets as tfds  # seconds to import
 
     for name in ('features.json', 'dataset_info.json'):
@@ -41,9 +41,9 @@ def prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
         builder: Any = tfds.builder_from_directory(folder)
         info = builder.info
     except Exception as error:  # a different type for each way of being damaged
-        raise _damaged(folder, error) from None
+        raise _damage_error(folder, error) from None
     if split not in info.splits:
-        raise BadInput('data.options.folder', folder, f'has no split {split}, only {sorted(info.splits)}')
+        raise BadInput('data.options.folder', folder, f'has no split {split}, only {sorted(info.splits)}; prepare it')
     if info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
         raise BadInput(
             'data.options.folder',
@@ -54,23 +54,25 @@ def prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
         source = builder.as_data_source(split)
         count = len(source)
     except Exception as error:
-        raise _damaged(folder, error) from None
+        raise _damage_error(folder, error) from None
     for index in range(count):
         where = f'{folder}, {split} row {index}'
         try:
-            yield where, _plain(source[index])
+            yield where, _to_plain(source[index])
         except UnicodeDecodeError as error:
             yield where, BadInput(where, shorten(error.object), f'{error}; mend or remove the row')
         except Exception as error:
-            raise _damaged(folder, error) from None
+            raise _damage_error(folder, error) from None
 
 
-def _damaged(folder, error):
+def _damage_error(folder, error):
+    """The BadInput for a folder whose data set cannot be read."""
     cause = f'{type(error).__name__}, {str(error)[:200]}'
     return BadInput('data.options.folder', folder, f'holds a damaged data set ({cause}); prepare it again')
 
 
-def _read(path, batches):
+def _read_rows(path, batches):
+    """Yields (where, row) for each row of the RecordBatches that batches() yields; path: of their file."""
     import pyarrow
 
     index = 0
@@ -78,7 +80,7 @@ def _read(path, batches):
         for batch in batches():
             if not index:
                 _check_names(batch.schema, path)
-            mend = _shortener(pyarrow.struct(batch.schema))
+            mend = _make_shortener(pyarrow.struct(batch.schema))
             for row in _dicts(batch):
                 where = f'{path}, row {index}'
                 if isinstance(row, Exception):
@@ -119,13 +121,14 @@ def _check_names(fields, path):
 
 
 def _lists():
+    """pyarrow's functions that tell whether a type is a list."""
     import pyarrow
 
     types = pyarrow.types
     return types.is_list, types.is_large_list, types.is_fixed_size_list
 
 
-def _shortener(kind) -> Callable | None:
+def _make_shortener(kind) -> Callable | None:
     """A function that converts a value of an Arrow type: float32 .1 becomes the double .1 and not .100000001.
 
     It also converts float16, and values inside lists and structs. None for a type without such values.
@@ -136,23 +139,23 @@ def _shortener(kind) -> Callable | None:
         dtype = np.float32 if pyarrow.types.is_float32(kind) else np.float16
         return lambda value: None if value is None else float(str(dtype(value)))
     if any(is_list(kind) for is_list in _lists()):
-        inner = _shortener(kind.value_type)
+        inner = _make_shortener(kind.value_type)
         if inner:
             return lambda values: None if values is None else [inner(value) for value in values]
     if pyarrow.types.is_struct(kind):
-        fields = {field.name: mend for field in kind if (mend := _shortener(field.type))}
+        fields = {field.name: mend for field in kind if (mend := _make_shortener(field.type))}
         if fields:
             return lambda row: row and row | {name: mend(row[name]) for name, mend in fields.items()}
     return None
 
 
-def _plain(value):
+def _to_plain(value):
     """A value of tensorflow-datasets with its bytes and arrays converted to str, int, float and list."""
     if isinstance(value, dict):
-        return {name: _plain(x) for name, x in value.items()}
+        return {name: _to_plain(x) for name, x in value.items()}
     if isinstance(value, (np.ndarray, np.generic)):
         short = np.issubdtype(value.dtype, np.floating) and value.dtype.itemsize < 8
         value = (np.asarray(value).astype(str).astype(float) if short else value).tolist()
     if isinstance(value, list):
-        return [_plain(x) for x in value]
+        return [_to_plain(x) for x in value]
     return value.decode('utf8') if isinstance(value, bytes) else value

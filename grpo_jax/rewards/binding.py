@@ -33,9 +33,9 @@ def bind_names(function: Callable, thing: str) -> Callable:
         raise BadInput('reward', thing, 'is no function with a signature; give def NAME(completion, example)') from None
     parameters = signature.parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    var_keyword, options = _of_kind(parameters, 'VAR_KEYWORD'), _of_kind(parameters, 'KEYWORD_ONLY')
+    var_keyword, options = _select(parameters, 'VAR_KEYWORD'), _select(parameters, 'KEYWORD_ONLY')
     names = [p.name for p in named]
-    if (names in USUAL and not var_keyword) or (not names and _of_kind(parameters, 'VAR_POSITIONAL')):
+    if (names in USUAL and not var_keyword) or (not names and _select(parameters, 'VAR_POSITIONAL')):
         return function
     single, plural = ([name for name in names if name in kind] for kind in (SINGLE, PLURAL))
     if single and plural:
@@ -77,10 +77,10 @@ def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Exampl
     for column in columns:
         for example in examples:
             if column not in example.meta:
-                raise _missing(column, thing, example)
+                raise _missing_error(column, thing, example)
 
 
-def _of_kind(parameters, kind):
+def _select(parameters, kind):
     return [parameter for parameter in parameters if parameter.kind.name == kind]
 
 
@@ -105,7 +105,7 @@ def _argument(parameter, standard, examples, batched, thing):
         return default
     lacking = next((example for example in rows if name not in example.meta), None)
     if lacking is not None and default is parameter.empty:
-        raise _missing(name, thing, lacking)
+        raise _missing_error(name, thing, lacking)
     values = [example.meta.get(name, default) for example in rows]
     return values if batched else values[0]
 
@@ -124,7 +124,8 @@ def _unnamed_arguments(standard, examples, batched, named):
     return {name: value for name, value in values.items() if name not in named}
 
 
-def _missing(name, thing, example):
+def _missing_error(name, thing, example):
+    """The BadInput for a parameter `name` of the function `thing` that no column of the example's fills."""
     columns = ', '.join(sorted(map(str, example.meta))) or 'no columns'
     return BadInput(
         'reward',

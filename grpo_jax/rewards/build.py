@@ -114,7 +114,8 @@ def _read_sources(section):
         ranges.check_value(key, values, Mapping)
         unknown = sorted(set(values) - set(SourceRewards._fields))
         if unknown or 'parts' not in values:
-            raise BadInput(key, sorted(values), f'must have parts, and may have verifier and correct_at, no {unknown}')
+            change = f'leave out {", ".join(map(str, unknown))}' if unknown else 'add parts'
+            raise BadInput(key, sorted(values), f'must have parts, and may have verifier and correct_at; {change}')
         values = dict(values.items())
         ranges.check(SourceRewards, values, key)
         sources[str(name)] = SourceRewards(**values)._replace(parts=_read_parts(values['parts'], f'{key}.parts'))
@@ -134,7 +135,7 @@ def _check_options(options):
         for option, value in values.items():
             if option not in declared:
                 choices = ', '.join(sorted(declared)) or 'none'
-                raise BadInput(f'reward.options.{name}.{option}', value, f'is no option; it has {choices}')
+                raise BadInput(f'reward.options.{name}.{option}', value, f'is no option; use {choices}')
             ranges.check_value(f'reward.options.{name}.{option}', value, declared[option].annotation)
 
 
@@ -254,6 +255,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         )
 
     def bind_source(source, key):
+        """The RewardFunctions of a SourceRewards; key: its section of the config."""
         source_parts = {custom.name_of(path): parts[custom.name_of(path)] for path, _ in source.parts}
         _check_verifier(source.verifier, source_parts, key)
         verifier = modules[source.verifier] if source.verifier else SimpleNamespace()
@@ -284,7 +286,7 @@ def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Examp
     present = {str(example.meta.get('source')) for example in examples}
     for source in reward_functions.by_source:
         if source not in present:
-            raise BadInput('reward.by_source', source, f'is no source of the data, which has {sorted(present)}')
+            raise BadInput('reward.by_source', source, f'is no source of the data; choose one of {sorted(present)}')
     for functions, indices in reward_functions.divide(examples):
         for name, part in functions.parts.items():
             binding.check_supplied(name, part.columns, [examples[i] for i in indices])
@@ -337,18 +339,21 @@ def _bind(name, function, options, shared):
             missing += absent
     ranges.check(function, options.get(name, {}), f'reward.options.{name}')
     if missing:
-        raise BadInput(f'reward.options.{name}', dict(options.get(name, {})), f'lacks {", ".join(sorted(missing))}')
+        lacking = f'lacks {", ".join(sorted(missing))}; add what it lacks'
+        raise BadInput(f'reward.options.{name}', dict(options.get(name, {})), lacking)
     return functools.partial(function, **bound)
 
 
 def _check_verifier(verifier, parts, key):
     """Raises BadInput for a verifier that cannot decide what is correct; key: its section of the config."""
     if verifier and verifier not in parts:
-        raise BadInput(f'{key}.verifier', verifier, f'must be one of {key}.parts: {sorted(parts)}')
+        raise BadInput(f'{key}.verifier', verifier, f'is none of {key}.parts; add it, or choose one of {sorted(parts)}')
     plain = verifier and not (parts[verifier].asynchronous or parts[verifier].batched)
     for name, part in parts.items():
         if part.reads_correct and (name == verifier or not plain):
-            raise BadInput(f'{key}.verifier', verifier, f'must be a plain function, which {name} asks what is correct')
+            raise BadInput(
+                f'{key}.verifier', verifier, f'must be a plain function, as {name} asks what is correct; choose one'
+            )
 
 
 def _bind_steps(path, find, bind):
@@ -372,5 +377,5 @@ def _bind_shaping(options, max_tokens):
     shaping = _bind(name, shapings[name], options.options, {'limit': max_tokens})
     margin = shaping.keywords.get('margin', 0)
     if margin >= max_tokens:
-        raise BadInput(f'reward.options.{name}.margin', margin, f'must be below rollout.max_tokens = {max_tokens}')
+        raise BadInput(f'reward.options.{name}.margin', margin, f'lower it below rollout.max_tokens = {max_tokens}')
     return shaping

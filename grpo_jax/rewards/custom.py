@@ -52,7 +52,7 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
         module = _import(file)
     function = getattr(module, name, None)
     if not callable(function):
-        raise BadInput('reward.parts', path, f'{file} has no function {name}')
+        raise BadInput('reward.parts', path, f'{file} has no function {name}; add it, or name another')
     function = bind_names(function, path)
     guard = functools.partial(_guard, path=path, file=file)
     checks = {'extract': _check_answer, 'steps': _check_steps}
@@ -143,13 +143,13 @@ def naming_line(
 
 def _frame(error, file):
     """(number, text) of the innermost line in the traceback that belongs to the file; None without such a line."""
-    if isinstance(error, SyntaxError) and _is_same(error.filename, file):
+    if isinstance(error, SyntaxError) and _is_same_file(error.filename, file):
         return error.lineno, ''
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    return next(((frame.lineno, frame.line or '') for frame in frames if _is_same(frame.filename, file)), None)
+    return next(((frame.lineno, frame.line or '') for frame in frames if _is_same_file(frame.filename, file)), None)
 
 
-def _is_same(name, file):
+def _is_same_file(name, file):
     return name is not None and os.path.abspath(name) == os.path.abspath(file)
 
 
@@ -162,7 +162,7 @@ def _check_number(value, _) -> float | None:
         scalar = not isinstance(value, (str, bytes, bytearray)) and getattr(value, 'ndim', 0) == 0
         if scalar and 'complex' not in str(getattr(value, 'dtype', '')) and not math.isinf(number := float(value)):
             return number
-    raise WrongResult(f'returned {_shown(value)}, and a reward is a finite number, or None where it cannot tell')
+    raise WrongResult(f'returned {_describe(value)}, and a reward is a finite number, or None where it cannot tell')
 
 
 def _check_numbers(values, arguments) -> list[float | None]:
@@ -171,14 +171,14 @@ def _check_numbers(values, arguments) -> list[float | None]:
     with contextlib.suppress(TypeError):
         if len(values) == count and not isinstance(values, (str, bytes, Mapping, Set)):
             return [_check_number(value, ()) for value in values]
-    raise WrongResult(f'returned {_shown(values)}, and not a list of {count} rewards, one a completion')
+    raise WrongResult(f'returned {_describe(values)}, and not a list of {count} rewards, one a completion')
 
 
 def _check_answer(answer, _) -> str | None:
     """An extracted answer, unchanged; WrongResult for anything but text and None."""
     if answer is None or isinstance(answer, str):
         return answer
-    raise WrongResult(f'returned {_shown(answer)}, and an answer is a text, or None where there is none')
+    raise WrongResult(f'returned {_describe(answer)}, and an answer is a text, or None where there is none')
 
 
 def _check_steps(steps, arguments) -> list:
@@ -192,10 +192,10 @@ def _check_steps(steps, arguments) -> list:
         pairs = [(int(end), float(value)) for end, value in steps]
         if all(math.isfinite(value) for _, value in pairs):
             return pairs
-    raise WrongResult(f'returned {_shown(steps)}, and steps have pairs (end in characters, finite reward)')
+    raise WrongResult(f'returned {_describe(steps)}, and steps have pairs (end in characters, finite reward)')
 
 
-def _shown(value):
+def _describe(value):
     """The first 80 characters of repr(value); its type where repr fails."""
     with contextlib.suppress(Exception):
         return f'{value!r:.80}'

@@ -12,7 +12,7 @@ gold = numeric.gold
 
 def reward(completion: str, example: Example) -> float | None:
     """1.0 if the expression's value equals example.answer exactly, else 0.0; None unless that is one plain number."""
-    number = numeric.plain(example.answer)
+    number = numeric.plain_number(example.answer)
     return None if number is None else float(extract(completion) == number)
 
 

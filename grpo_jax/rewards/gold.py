@@ -124,7 +124,7 @@ def _misjudgement(verify, reward_functions, example):
 
 
 def _misjudgements_at_once(reward_functions, part, examples, judging):
-    """_misjudgements, for a verifier that is asynchronous or takes completions together: one call for all examples."""
+    """As _misjudgements, for a verifier that is asynchronous or takes all completions: one call for all examples."""
     golds = [(reward_functions.gold or perturb)(example) for example in examples]
     texts, owners = zip(*((t, e) for e, gold in zip(examples, golds, strict=True) for t in gold), strict=True)
     values = iter(judge_at_once(reward_functions, part, texts, owners))
@@ -146,4 +146,5 @@ def _verdict(reward_functions, value, completion, expected):
 
 
 def _reason(failure):
+    """The text of an exception in FAILURES, or its type if it has no text."""
     return str(failure) or type(failure).__name__

@@ -53,12 +53,12 @@ def reward(completion: str, example: Example, *, target: Annotated[str, OneOf((*
     """
     # text after an unclosed fence is code, as in Markdown
     prose = OUTSIDE.sub(' ', ' '.join(completion.split('```')[::2]))
-    words = _words(target).findall(prose)
+    words = _word_pattern(target).findall(prose)
     return sum(map(bool, words)) / len(words) if words else None
 
 
 @functools.cache
-def _words(target):
+def _word_pattern(target):
     """A pattern that matches a word; its group 1 is empty for a word in another script than the target's."""
     targets = LANGUAGES.get(target, (target,))
     others = [script for script in SCRIPTS if script not in targets]

@@ -92,16 +92,17 @@ def load(models: dict, source: Source) -> RewardModel:
     Raises BadInput for a device that is not there and for a malformed reward_model.json.
     """
     if source not in models:
-        models[source] = _read(source)
+        models[source] = _load_model(source)
     return models[source]
 
 
-def _read(source):
+def _load_model(source):
+    """Loads the RewardModel of a source, from its folder."""
     folder = hf.find(source.folder)
     model_config, tokenizer = families.load_config(folder), hf.load_tokenizer(folder)
     devices = jax.local_devices()
     if not 0 <= source.device < len(devices):
-        raise BadInput('device of a reward model', source.device, f'{len(devices)} devices are here, counted from 0')
+        raise BadInput('device of a reward model', source.device, f'is not here; choose one of 0 to {len(devices) - 1}')
     device = devices[source.device]
     table = transformer.map_table(lambda *_: device, heads.param_table(model_config))
     params = jax.tree.map(lambda x: x.astype(source.dtype), hf.load_params(folder, model_config, table))

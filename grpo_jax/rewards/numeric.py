@@ -14,7 +14,7 @@ PLAIN = re.compile(r'[-+]?[$]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[-+]?[$]?\.\d
 
 def reward(completion: str, example: Example) -> float | None:
     """1.0 if the extracted number equals example.answer exactly, else 0.0; None unless that is one plain number."""
-    gold = plain(example.answer)
+    gold = plain_number(example.answer)
     if gold is None:
         return None
     return float(extract(completion) == gold)
@@ -41,12 +41,12 @@ def gold(example: Example) -> tuple[str, ...]:
         raise BadInput(
             f'answer of example {example.id}',
             example.answer[:80],
-            'is not one plain number, like -1,234.5; take reward.verifier math, or mend the data',
+            'is not one plain number, like -1,234.5; choose reward.verifier math, or mend the data',
         )
     return perturb(example)
 
 
-def plain(answer: str) -> str | None:
+def plain_number(answer: str) -> str | None:
     """A gold answer's number in canonical form, where the text after #### (or all of it) is one number; else None."""
     text = answer.rpartition('####')[2].strip()
     return extract(text) if PLAIN.fullmatch(text) else None

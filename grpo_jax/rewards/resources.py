@@ -47,6 +47,7 @@ def _run_loop(loop):
 
 
 async def _cancel_others():
+    """Cancels all tasks of the loop but this one, and waits for them."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -55,7 +55,7 @@ class RewardStream:
         return sorted(self._rows)
 
     def results(self) -> Rewards:
-        """Waits for the judges and returns the Rewards of the added rows, in the order of `rows`."""
+        """Waits for the judges; returns the Rewards of the added rows in rising order of row, and sets `seconds`."""
         order = self.rows
         started = [self._rows[row][0].result() for row in order]
         texts, lengths, values, seconds = zip(*started, strict=True) if started else ((), (), (), ())
@@ -69,6 +69,7 @@ class RewardStream:
         return self._examples[row // self._group_size]
 
     def _begin(self, example, tokens):
+        """(text, tokens, values as of _begin_parts, seconds) of a completion."""
         text, began = self._tokenizer.decode(tokens, skip_special_tokens=True), time.monotonic()
         values = _begin_parts(self._reward_functions, text, example)
         return text, len(tokens), values, time.monotonic() - began

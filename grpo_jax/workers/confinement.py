@@ -121,6 +121,7 @@ def mount_folder(folder: str) -> bool:
 
 
 def _mount_memory(folder, options):
+    """Mounts a file system in memory on the folder; False where the kernel refuses."""
     flags = ctypes.c_ulong(NOSUID_NODEV_NOEXEC)
     return not libc.mount(b'tmpfs', folder.encode(), b'tmpfs', flags, options.encode())
 
@@ -141,7 +142,7 @@ def landlock_version() -> int:
 def landlock_rules(folder: str) -> int | None:
     """File descriptor of Landlock rules: anything but execution in the folder, reading in libraries; else nothing.
 
-    They govern all that the kernel's version of Landlock (1 to 6) can govern. None without Landlock.
+    The rules govern all that the kernel's version of Landlock (1 to 6) can govern. None without Landlock.
     """
     version = min(landlock_version(), max(RIGHTS))
     if not version:
@@ -160,10 +161,10 @@ def landlock_rules(folder: str) -> int | None:
 def call_filter(files: bool, threads: bool) -> bytes | None:
     """The filter of system calls, as a BPF program; None where the kernel has no filters.
 
-    files: whether files may be opened for writing, since another layer limits which; threads: whether threads may
+    files: whether files may be opened for writing, since another layer limits which files; threads: whether threads may
     start.
     """
-    if not _filters():
+    if not _has_filters():
         return None
     column, architecture, _ = MACHINES[platform.machine()]
     judged, plain = _numbers(JUDGED_CALLS, column), _numbers(CALLS + (',' + FILE_CALLS if files else ''), column)
@@ -200,7 +201,7 @@ def call_filter(files: bool, threads: bool) -> bytes | None:
     return _assemble([*rows, no])
 
 
-def _filters():
+def _has_filters():
     """Whether this kernel has filters, and MACHINES has this architecture's numbers."""
     if sys.platform != 'linux' or platform.machine() not in MACHINES:
         return False
@@ -209,11 +210,13 @@ def _filters():
 
 
 def _numbers(table, column):
+    """Name -> number of the system calls in a table like CALLS; column: of this machine."""
     rows = [row.split() for row in table.split(',')]
     return {row[0]: int(row[column]) for row in rows if row[column] != '-'}
 
 
 def _assemble(rows):
+    """The BPF program of rows (code, jump if true, jump if false, value)."""
     return b''.join(struct.pack('HBBI', *row) for row in rows)
 
 
@@ -228,7 +231,7 @@ def listen_for_threads() -> int | None:
 
     answer_thread allows or refuses the thread. None where the kernel has no such notices.
     """
-    if not _filters():
+    if not _has_filters():
         return None
     column, _, seccomp = MACHINES[platform.machine()]
     number = _numbers(JUDGED_CALLS, column)['clone']

@@ -54,7 +54,7 @@ def encode(value: Any, remember: Callable) -> Any:
 
 
 def decode(value: Any, find: Callable) -> Any:
-    """The inverse of encode; find(number) returns the object that was remembered under a number."""
+    """The inverse of encode; find(number) returns the object that encode remembered under the number."""
     if isinstance(value, list):
         return [decode(item, find) for item in value]
     if not isinstance(value, dict):
@@ -85,6 +85,7 @@ def run_program(requests: int, replies: int, rules: int | None, calls: bytes | N
         objects = [program]
 
         def remember(value):
+            """Keeps an object, and returns its number."""
             objects.append(value)
             return len(objects) - 1
 

@@ -22,7 +22,7 @@ from typing import Any
 import weakref
 
 STARTING = 120.0  # seconds for a worker to start, and to import the module of a function
-CACHED = 100_000  # results that `cached` remembers
+CACHED = 100_000  # results that `call_cached` remembers
 
 
 class Expired(Exception):
@@ -57,7 +57,7 @@ class Pool:
         """
         worker = self._idle.get()
         try:
-            if worker is None or not worker.alive():
+            if worker is None or not worker.is_alive():
                 self._running.discard(worker)
                 worker = _Worker(self._deadline, self._memory)
                 self._running.add(worker)
@@ -69,7 +69,7 @@ class Pool:
         finally:
             self._idle.put(worker)
 
-    def cached(self, function: Callable, *args) -> Any:
+    def call_cached(self, function: Callable, *args) -> Any:
         """As call, but a result is remembered by function and arguments, and so are Expired and Died.
 
         Threads that make the same call at once wait for one call. Exceptions of the function are not remembered.
@@ -130,10 +130,11 @@ class _Worker:
         child_end.close()
         self._imported = set()
 
-    def alive(self):
+    def is_alive(self):
         return self._process.poll() is None
 
     def call(self, function, args, deadline):
+        """As Pool.call; before the first call, the function's module is imported, within STARTING seconds."""
         if function.__module__ not in self._imported:
             self._request((importlib.import_module, (function.__module__,), False), STARTING)
             self._imported.add(function.__module__)
@@ -189,10 +190,10 @@ def serve(pipe: float, deadline: float, memory: float):
                 result = function(*args)
                 conversation.send_bytes(reduction.ForkingPickler.dumps(('result', result if answers else None)))
             except Exception as error:
-                conversation.send(('raised', _sendable(error)))
+                conversation.send(('raised', _make_sendable(error)))
 
 
-def _sendable(error):
+def _make_sendable(error):
     """The exception, or a RuntimeError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))

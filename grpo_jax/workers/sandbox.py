@@ -67,7 +67,7 @@ class Sandbox:
         """
         for name, value in [('timeout', timeout), ('memory_mib', memory_mib)]:
             if value <= 0:
-                raise BadInput(name, value, 'must be above 0')
+                raise BadInput(name, value, 'must be above 0; raise it')
         job = {
             'program': program,
             'tests': list(tests),

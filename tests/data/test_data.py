@@ -106,7 +106,7 @@ def test_revisits_have_their_share_of_all_places_and_go_to_retired_examples_alon
 
 
 def test_walk_is_refused_when_all_are_retired():
-    with pytest.raises(BadInput, match='all are retired'):
+    with pytest.raises(BadInput, match='all 7 are retired'):
         data.walk(3, 0, 1, np.ones(7, bool))
 
 

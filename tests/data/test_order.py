@@ -188,7 +188,7 @@ def test_retired_examples_are_passed_over_and_a_retired_source_leaves_its_share_
     retired = np.arange(45) < 5
     chosen, end = data.walk(SEED, 0, 8, retired, mixed.sources)
     assert set(labels(mixed, chosen)) == {'large'} and 29 <= end <= 32
-    with pytest.raises(BadInput, match='all are retired'):
+    with pytest.raises(BadInput, match='all 45 are retired'):
         data.walk(SEED, 0, 1, np.ones(45, bool), mixed.sources)
 
 
@@ -232,8 +232,8 @@ FILES = {'name': 'files', 'weight': 1.0, 'options': {}}
         ([FILES | {'weight': 0.0}], 'weight = .*: must be a number above 0'),
         ([FILES | {'weight': 'all'}], 'weight = .*: must be a number above 0'),
         ([FILES | {'weight': float('inf')}], 'weight = .*: must be a number above 0'),
-        ([FILES | {'wheight': 1.0}], 'must have name, weight, options'),
-        ([{'name': 'files', 'weight': 1.0}], 'must have name, weight, options'),
+        ([FILES | {'wheight': 1.0}], 'use the keys name, weight, options'),
+        ([{'name': 'files', 'weight': 1.0}], 'use the keys name, weight, options'),
         ([FILES | {'name': 'mixture'}], 'is itself a mixture'),
         ([FILES | {'name': 'nonsense'}], 'nonsense'),
         ([FILES], 'missing a required'),

@@ -305,7 +305,7 @@ def test_a_data_set_that_the_hub_does_not_have_is_refused(online):
 
 def test_a_repository_without_data_files_is_refused(online, monkeypatch):
     monkeypatch.setattr(FakeHub, 'commits', {OLD: {'README.md': b'#', 'train.csv': b'q,a'}})
-    with pytest.raises(BadInput, match=r'has none of \*.parquet, .* data.revision=refs/convert/parquet may have'):
+    with pytest.raises(BadInput, match=r'has none of \*.parquet, .* try data.revision=refs/convert/parquet'):
         data.locate(options('gsm8k', 'openai/gsm8k'))
 
 

@@ -17,8 +17,8 @@ def problem(prompt, answer, expression):
 
 def test_a_variant_is_a_function_of_the_prompt_and_its_number():
     story = problem('Ann had 40 cards, and gave Bob 15. How many are left?', '25', '40 - 15')
-    variants = [renumber.renumbered(story, id) for id in range(100, 130)]
-    assert variants == [renumber.renumbered(story, id) for id in range(100, 130)]
+    variants = [renumber.change_numbers(story, id) for id in range(100, 130)]
+    assert variants == [renumber.change_numbers(story, id) for id in range(100, 130)]
     assert [variant.id for variant in variants] == [*range(100, 130)] and len({v.prompt for v in variants}) > 25
     for variant in variants:
         had, gave = map(int, variant.meta['demonstration'].split(' - '))
@@ -28,7 +28,7 @@ def test_a_variant_is_a_function_of_the_prompt_and_its_number():
 
 def test_numbers_of_the_story_that_no_operation_has_change_too_and_keep_their_order():
     story = problem('In 5 days 12 ants ate 60 crumbs, of 3 kinds. How many did each eat?', '5', '60 / 12')
-    variants = [renumber.renumbered(story, id) for id in range(30)]
+    variants = [renumber.change_numbers(story, id) for id in range(30)]
     for variant in filter(None, variants):
         days, ants, crumbs, kinds = map(int, renumber.NUMBER.findall(variant.prompt))
         assert kinds < days < ants < crumbs == ants * int(variant.answer)
@@ -37,15 +37,15 @@ def test_numbers_of_the_story_that_no_operation_has_change_too_and_keep_their_or
 
 def test_decimals_and_the_value_behind_an_equals_sign_stay_exact():
     for number in range(30):
-        variant = renumber.renumbered(ROPE, number)
+        variant = renumber.change_numbers(ROPE, number)
         expression, _, value = variant.meta['demonstration'].partition(' = ')
         assert value == variant.answer and value_of(expression) == Fraction(value)
         assert '.' in expression and variant.prompt != ROPE.prompt
     large = problem('A town has 1234567 people, and 12345.25 trees. Both?', '1246912.25', '1234567 + 12345.25')
-    variant = renumber.renumbered(large, 1)
+    variant = renumber.change_numbers(large, 1)
     assert value_of(variant.meta['demonstration']) == Fraction(variant.answer)
     product = problem('9999999999 rows of 9999999999. How many?', '99999999980000000001', '9999999999 * 9999999999')
-    assert renumber.renumbered(product, 1) is None  # nobody works that out
+    assert renumber.change_numbers(product, 1) is None  # nobody works that out
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_decimals_and_the_value_behind_an_equals_sign_stay_exact():
     ],
 )
 def test_there_is_none_for_a_story_without_its_numbers(prompt, expression):
-    assert renumber.renumbered(problem(prompt, '8', expression), 1) is None
+    assert renumber.change_numbers(problem(prompt, '8', expression), 1) is None
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_numbers_at_the_ends_of_words_are_found(prompt, numbers):
 
 
 def test_there_is_none_without_a_demonstration():
-    assert renumber.renumbered(Example('1 and 2?', '3', 0, {}), 1) is None
+    assert renumber.change_numbers(Example('1 and 2?', '3', 0, {}), 1) is None

@@ -235,7 +235,7 @@ def test_texts_have_the_brackets_that_their_value_needs(tree):
     'changes, message',
     [
         (dict(numbers=(4, 3)), r'^data.options.numbers'),
-        (dict(operations='+^'), r"^data.options.operations = '\+\^': take from \+-\*/"),
+        (dict(operations='+^'), r"^data.options.operations = '\+\^': has others than \+-\*/; leave them out"),
     ],
 )
 def test_options_that_cannot_work_are_refused(changes, message):

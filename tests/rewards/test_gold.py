@@ -105,7 +105,7 @@ class Undecided(Pool):
     def __init__(self):
         super().__init__(1, deadline=1.0, memory_gib=1.0)
 
-    def cached(self, function, *args):
+    def call_cached(self, function, *args):
         raise AssertionError(f'{function.__name__}{args}')
 
 

@@ -39,7 +39,7 @@ class NoPool(Pool):
     def __init__(self):
         super().__init__(1, deadline=1.0, memory_gib=1.0)
 
-    def cached(self, function, *args):
+    def call_cached(self, function, *args):
         raise AssertionError(f'{function.__name__}{args}')
 
 
@@ -87,7 +87,7 @@ class NoPool(Pool):
     ],
 )
 def test_strict_reads_boxes_and_hashes_alone(completion, expected):
-    assert extraction.strict(completion) == expected
+    assert extraction.strict_answer(completion) == expected
     assert expected is None or math.extract(completion) == expected
 
 
@@ -131,7 +131,7 @@ def test_strict_reads_boxes_and_hashes_alone(completion, expected):
 )
 def test_lenient_reads_the_last_thing_that_looks_like_an_answer(completion, expected):
     assert math.extract(completion) == expected
-    assert extraction.strict(completion) is None
+    assert extraction.strict_answer(completion) is None
 
 
 def test_only_the_end_of_a_completion_is_read():
@@ -228,7 +228,7 @@ def test_only_the_end_of_a_completion_is_read():
 )
 def test_one_answer_has_one_spelling(spellings, expected):
     # majority votes count spellings
-    assert {text: spelling.canonical(text) for text in spellings} == dict.fromkeys(spellings, expected)
+    assert {text: spelling.canonicalize(text) for text in spellings} == dict.fromkeys(spellings, expected)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_one_answer_has_one_spelling(spellings, expected):
     ],
 )
 def test_what_is_no_number_is_none(text):
-    assert numbers.fraction(spelling.canonical(text)) is None
+    assert numbers.fraction(spelling.canonicalize(text)) is None
 
 
 @hypothesis.given(st.fractions(-(10**9), 10**9, max_denominator=10**6))
@@ -268,9 +268,9 @@ def test_numbers_are_read_exactly(number):
         f'{sign}\\dfrac{{{abs(above)}}}{{{below}}}',
         *([f'{sign}{whole}\\frac{{{rest}}}{{{below}}}', f'{sign}{whole} {rest}/{below}'] if whole else []),
     ):
-        assert Fraction(spelling.canonical(text)) == number
+        assert Fraction(spelling.canonicalize(text)) == number
     cents = number.limit_denominator(1) / 100
-    assert Fraction(spelling.canonical(f'{float(cents):,.2f}')) == cents
+    assert Fraction(spelling.canonicalize(f'{float(cents):,.2f}')) == cents
 
 
 # what is equal
@@ -352,7 +352,7 @@ def test_equal_numbers_and_lists_need_no_algebra(gold, answer):
 
 @pytest.mark.parametrize('gold, answer', ALGEBRA)
 def test_equal_by_algebra(pool, gold, answer):
-    assert math.decide(extraction.gold(gold), spelling.canonical(answer)) is None
+    assert math.decide(extraction.gold_answer(gold), spelling.canonicalize(answer)) is None
     assert math.reward(f'\\boxed{{{answer}}}', example(gold), pool=pool) == 1
 
 
@@ -702,7 +702,7 @@ def fuzz(seed, count):
     @hypothesis.given(TEXTS, TEXTS)
     def check(text, other):
         read = timed(math.extract, text)
-        answers = [timed(spelling.canonical, text), read, timed(extraction.gold, other)]
+        answers = [timed(spelling.canonicalize, text), read, timed(extraction.gold_answer, other)]
         answers = [answer for answer in answers if answer is not None]
         for a, b in itertools.product(answers, answers):
             verdict = timed(math.decide, a, b)

@@ -22,7 +22,7 @@ class NoPool(Pool):
     def __init__(self):
         super().__init__(1, deadline=1.0, memory_gib=1.0)
 
-    def cached(self, function, *args):
+    def call_cached(self, function, *args):
         raise AssertionError(f'{function.__name__}{args}')
 
 
@@ -73,7 +73,7 @@ def test_every_ending_is_judged_fast(number):
     for _ in range(3):
         began = time.thread_time()
         for _ in range(10):
-            spelling._canonical.cache_clear()
+            spelling._canonicalize.cache_clear()
             spelling._respell.cache_clear()
             math.reward(text, example('18'), pool=NoPool())
         seconds.append((time.thread_time() - began) / 10)
@@ -99,7 +99,7 @@ def pays(gold, text, pool, problem='How much?'):
 class Sceptic(NoPool):
     """Refuses what takes algebra."""
 
-    def cached(self, function, *args):
+    def call_cached(self, function, *args):
         return False
 
 
@@ -163,7 +163,7 @@ def test_boxing_a_formula_of_the_problem_pays_on_no_competition_problem(real):
         formulas = [next(filter(None, match)) for match in echo.FORMULA.findall(e.prompt)]
         for formula in formulas:
             # that are not the gold answer, but have its value
-            if not echo.is_plain(formula) and spelling.canonical(formula) != extraction.gold(e.answer):
+            if not echo.is_plain(formula) and spelling.canonicalize(formula) != extraction.gold_answer(e.answer):
                 paid += [formula] if pays(e.answer, formula, Sceptic(), e.prompt) else []
     assert not paid
 

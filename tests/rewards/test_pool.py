@@ -122,11 +122,11 @@ def _reaped(pid):
 
 
 def test_results_are_remembered_and_what_a_function_raises_is_not(pool):
-    first = pool.cached(time.time_ns)
-    assert pool.cached(time.time_ns) == first
+    first = pool.call_cached(time.time_ns)
+    assert pool.call_cached(time.time_ns) == first
     for _ in range(2):
         with pytest.raises(ValueError, match='no such answer'):
-            pool.cached(fail, 'value')
+            pool.call_cached(fail, 'value')
 
 
 def test_a_call_that_hangs_or_dies_costs_its_deadline_once():
@@ -136,7 +136,7 @@ def test_a_call_that_hangs_or_dies_costs_its_deadline_once():
 
     def ask(function, *args):
         with pytest.raises((Expired, Died)) as failure:
-            alone.cached(function, *args)
+            alone.call_cached(function, *args)
         failures.append(str(failure.value))
 
     with concurrent.futures.ThreadPoolExecutor(4) as threads:  # at once, and one after the other

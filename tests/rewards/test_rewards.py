@@ -161,7 +161,11 @@ def test_verifier_extracts_answers():
     [
         ([('nonsense', 1.0)], '', r"^reward.parts = 'nonsense': no such file in grpo_jax/rewards"),
         ([], '', r'^reward.parts = .*: must be pairs of a reward and its weight'),
-        ([('format', 1.0)], 'numeric', r"^reward.verifier = 'numeric': must be one of reward.parts: \['format'\]"),
+        (
+            [('format', 1.0)],
+            'numeric',
+            r"^reward.verifier = 'numeric': is none of reward.parts; add it, or choose one of \['format'\]",
+        ),
     ],
 )
 def test_reward_section_that_cannot_work_is_refused(parts, verifier, message):

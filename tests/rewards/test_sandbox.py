@@ -368,7 +368,7 @@ LAYERS = {
     'own root': 'enter_own_root',
     'own file system': 'mount_folder',
     'landlock': 'landlock_rules',
-    'system calls': '_filters',
+    'system calls': '_has_filters',
 }
 WITHIN = {'own root', 'own file system'}  # the namespaces'
 

@@ -60,6 +60,7 @@ def _blocks(completion):
     blocks, lines, before = [], [], []
 
     def close(source, closed=True, language=None):
+        """Ends the current block, and keeps it if it is Python or without a language."""
         nonlocal opening, before
         language = next(LANGUAGE.finditer(opening['rest']))[1] if language is None else language
         if not language or PYTHON.fullmatch(language):
@@ -69,11 +70,11 @@ def _blocks(completion):
     for line in completion.splitlines(keepends=True):
         match = FENCE.match(line)
         rest = match['rest'].strip() if match else ''
-        if opening is None and (not match or (match['fence'][0] in rest and not _in_line(match))):
+        if opening is None and (not match or (match['fence'][0] in rest and not _is_whole_block(match))):
             before.append(line)
         elif opening is None and match:
             opening, lines = match, []
-            if _in_line(match):
+            if _is_whole_block(match):
                 language, _, code = rest.partition(' ')
                 language, code = (language, code) if PYTHON.fullmatch(language) else ('', rest)
                 close(code.removesuffix(match['fence']).strip() + '\n', True, language)
@@ -92,7 +93,7 @@ def _blocks(completion):
     return blocks[-MOST_BLOCKS:]
 
 
-def _in_line(match):
+def _is_whole_block(match):
     """Whether a fence's line is a whole block: the fence, more than one word of code, and a closing fence."""
     rest = match['rest'].strip()
     return rest.endswith(match['fence']) and not rest.strip('`~').isalnum()
@@ -158,6 +159,7 @@ def _strip_prose(text):
 
 
 def _is_prose(line):
+    """Whether a line is prose, and neither Python nor the inside of a statement."""
     if line[0].isspace() or line[0] in '#"\'@':  # inside a statement, or surely code
         return False
     code = re.split('["\'#]', line[:LONGEST], maxsplit=1)[0]

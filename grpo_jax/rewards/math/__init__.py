@@ -1,10 +1,10 @@
 """The reward `math`: 1 if the completion's answer equals the gold one, else 0.
 
-`extract` brings a completion's answer into canonical form; `decide` and `equivalent` compare two canonical texts. The
-package needs nothing else of grpo_jax but Example, expressions and workers. The other names are those that
+`extract` brings a completion's answer into canonical form; `decide` and `are_equivalent` compare two canonical texts.
+The package needs nothing else of grpo_jax but Example, expressions and workers. The other names are those that
 grpo_jax.rewards looks for in a reward's module.
 """
 
-from grpo_jax.rewards.math.verifier import decide, equivalent, extract, extract_strict, reward, same, strict
+from grpo_jax.rewards.math.verifier import are_equivalent, decide, extract, extract_strict, reward, same, strict
 
-__all__ = ['decide', 'equivalent', 'extract', 'extract_strict', 'reward', 'same', 'strict']
+__all__ = ['are_equivalent', 'decide', 'extract', 'extract_strict', 'reward', 'same', 'strict']

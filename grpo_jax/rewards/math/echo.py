@@ -25,10 +25,10 @@ def is_echo(answer: str, problem: str, gold: str) -> bool:
     """
     if is_plain(answer):
         return False
-    spelled = _spelled(answer)
+    spelled = _bare_spelling(answer)
     if not any(side in _formulas(problem) for side in (spelled, spelled.rpartition('=')[2])):
         return False
-    return spelled not in (_spelled(gold), _spelled(extraction.answer(gold)))
+    return spelled not in (_bare_spelling(gold), _bare_spelling(extraction.answer(gold)))
 
 
 @functools.lru_cache(4096)
@@ -37,11 +37,11 @@ def _formulas(problem):
     problem = problem[:LONGEST]
     pieces = [next(filter(None, match)) for match in FORMULA.findall(problem)]
     pieces += [text for text in ARITHMETIC.findall(FORMULA.sub(' ', problem)) if SIGNS.search(text)]
-    spelled = {_spelled(piece) for piece in pieces if not is_plain(piece)}
+    spelled = {_bare_spelling(piece) for piece in pieces if not is_plain(piece)}
     return frozenset(spelled | {side for text in spelled for side in text.split('=') if not is_plain(side)}) - {''}
 
 
-def _spelled(text):
+def _bare_spelling(text):
     """The text with one spelling for each sign, without spaces, braces and outer brackets."""
     text = respell(text) or ''
     for sign, other in SAME:

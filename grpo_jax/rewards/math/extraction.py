@@ -8,7 +8,7 @@ import functools
 import re
 
 from grpo_jax.rewards.math import lines
-from grpo_jax.rewards.math.spelling import canonical
+from grpo_jax.rewards.math.spelling import canonicalize
 
 TAIL = 20_000  # characters at the end of a completion that are read
 
@@ -24,44 +24,44 @@ MARK = re.compile(
 SENTENCE = re.compile(r'\n|[.!?](?=\s|$)|<\|')
 
 
-def strict(completion: str) -> str | None:
+def strict_answer(completion: str) -> str | None:
     """The last boxed answer, else the answer after the last ####, in canonical form; None without one."""
-    return canonical(answer(completion, boxed=True))
+    return canonicalize(answer(completion, boxed=True))
 
 
-def lenient(completion: str, *, words: bool = True) -> str | None:
-    """As strict, else the text in <answer> tags or after 'the answer is', else the last number or formula.
+def lenient_answer(completion: str, *, words: bool = True) -> str | None:
+    """As strict_answer, else the text in <answer> tags or after 'the answer is', else the last number or formula.
 
     words: whether a name or another word at the end may be the answer.
     """
-    return canonical(answer(completion, words=words))
+    return canonicalize(answer(completion, words=words))
 
 
-def gold(text: str) -> str | None:
+def gold_answer(text: str) -> str | None:
     """A gold answer in canonical form; `text` may be a whole solution. None where it states no answer."""
-    return canonical(_first(text, (_boxed, _after_hashes, _tagged, _marked))) or canonical(text) or lenient(text)
+    stated = _read_first(text, (_read_box, _read_hashes, _read_tags, _read_mark))
+    return canonicalize(stated) or canonicalize(text) or lenient_answer(text)
 
 
 def answer(completion: str, *, boxed: bool = False, words: bool = True) -> str:
-    """The answer as it is written; '' without one. boxed: only a box or #### counts; words: as in lenient."""
+    """The answer as it is written; '' without one. boxed: only a box or #### counts; words: as in lenient_answer."""
     tail = completion[-TAIL:]
-    readers = (_boxed, _after_hashes)
-    if not boxed:
-        readers += tuple(functools.partial(reader, words=words) for reader in (_tagged, _marked, lines.last))
+    strict, lenient = (_read_box, _read_hashes), (_read_tags, _read_mark, lines.read_last)
+    readers = strict if boxed else strict + tuple(functools.partial(reader, words=words) for reader in lenient)
     if '</think' in tail or '</thought>' in tail or '</reasoning>' in tail:
-        outside = _without_thinking(tail)
+        outside = _strip_thinking(tail)
         # also for the strict reading: an answer outside that has no box makes boxes inside void
-        if any(canonical(reader(outside)) for reader in (_boxed, _after_hashes, _tagged, _marked, lines.last)):
+        if any(canonicalize(reader(outside)) for reader in strict + lenient):
             tail = outside
-    return _first(tail, readers)
+    return _read_first(tail, readers)
 
 
-def _first(text, readers):
-    """The first answer that one of the readers finds and that has a canonical form; ''."""
-    return next((value for reader in readers if canonical(value := reader(text[-TAIL:]))), '')
+def _read_first(text, readers):
+    """The first answer that one of the readers finds and that has a canonical form; '' without one."""
+    return next((value for reader in readers if canonicalize(value := reader(text[-TAIL:]))), '')
 
 
-def _without_thinking(text):
+def _strip_thinking(text):
     """The text outside <think>...</think>; the text may begin inside thinking, and may end there."""
     pieces, start, inside = [], 0, False
     for match in THINKING.finditer(text):
@@ -74,7 +74,7 @@ def _without_thinking(text):
     return '\n'.join([*pieces, text[start:]])
 
 
-def _boxed(text):
+def _read_box(text):
     """The content of the last box, or of the last boxes that form one list; '' without a box."""
     opened, boxes = [], []
     for match in BRACES.finditer(text):
@@ -94,31 +94,31 @@ def _boxed(text):
         joined.insert(0, box)
     values = [value for _, _, value in joined]
     # the boxes may be one answer in two spellings
-    return ', '.join(dict.fromkeys(canonical(value) or '' for value in values) if len(values) > 1 else values)
+    return ', '.join(dict.fromkeys(canonicalize(value) or '' for value in values) if len(values) > 1 else values)
 
 
-def _after_hashes(text):
+def _read_hashes(text):
     """The answer in the line after the last ####: all of it, or the number that it begins with.
 
     '' without ####, and for a heading, which other lines follow.
     """
     _, mark, tail = text.rpartition('####')
-    line, _, more = lines.cleaned(tail).strip().partition('\n') if mark else ('', '', '')
+    line, _, more = lines.clean(tail).strip().partition('\n') if mark else ('', '', '')
     line = line.strip()
-    if not line or (more.strip() and lines.word(line)):
+    if not line or (more.strip() and lines.first_word(line)):
         return ''
-    stated = lines.word(line) and not lines.bare(line)
+    stated = lines.first_word(line) and not lines.is_bare(line)
     return lines.first_number(line) if stated else lines.read_line(line)
 
 
-def _tagged(text, words=True):
+def _read_tags(text, words=True):
     """The answer in the last <answer> tags; '' without one."""
     head, close, _ = text.rpartition('</answer>')
     _, opening, inner = head.rpartition('<answer>')
-    return lines.last(inner, words) if opening and close else ''
+    return lines.read_last(inner, words) if opening and close else ''
 
 
-def _marked(text, words=True):
+def _read_mark(text, words=True):
     """The answer in the sentence, or the formula, after the last 'answer is' or 'answer:'; '' without one."""
     marks = list(MARK.finditer(text))
     if not marks:
@@ -126,4 +126,4 @@ def _marked(text, words=True):
     text = text[marks[-1].end() :]
     if text.startswith(('$', r'\(', r'\[')):
         return next(iter(lines.pick_values(text)), '')
-    return lines.last(SENTENCE.split(text, maxsplit=1)[0], words)
+    return lines.read_last(SENTENCE.split(text, maxsplit=1)[0], words)

@@ -75,13 +75,13 @@ BREAK = re.compile(r'\\\\(?=\s|&|\[|$)')  # between rows of a formula
 FOLLOWING = re.compile(r'[ ~]([A-Za-z]{3,})\b')
 
 
-def last(text: str, words: bool = True) -> str:
+def read_last(text: str, words: bool = True) -> str:
     """The answer in the last line that states one, else the last formula or number; '' without any.
 
     Of formulas and numbers, the last with a digit is preferred. words: whether a line that is only a word may be the
     answer.
     """
-    text = cleaned(text)
+    text = clean(text)
     role = ROLE.search(text)
     if role and re.search(r'[0-9A-Za-z]', text[: role.start()]):
         text = text[: role.start()]
@@ -89,14 +89,14 @@ def last(text: str, words: bool = True) -> str:
     while len(lines) > 1 and _is_afterword(lines[-1], lines[-2]):
         lines.pop()
     for line in reversed(lines):
-        if _is_part(line):
+        if _is_formula_part(line):
             break
         if re.search(r'[0-9$\\]', line):
             answer = read_line(line)
             if answer:
                 return answer
             break
-        if words and line is lines[-1] and bare(line) and not CLOSING.fullmatch(line):
+        if words and line is lines[-1] and is_bare(line) and not CLOSING.fullmatch(line):
             return line.strip(' *#>')
     pieces = pick_values('\n'.join(lines))
     return next((value for value in reversed(pieces) if re.search('[0-9]', value)), pieces[-1] if pieces else '')
@@ -106,12 +106,12 @@ def _is_afterword(line, before):
     """Whether a line says goodbye, or remarks on the answer in the line `before`."""
     if CLOSING.fullmatch(line):
         return True
-    if ASIDE_LINE.fullmatch(line) and word(line) and re.search('[0-9]', before):
+    if ASIDE_LINE.fullmatch(line) and first_word(line) and re.search('[0-9]', before):
         return True
-    return bool(REMARK.match(line) and re.search('[0-9]', before) and (bare(before) or LABEL.match(before)))
+    return bool(REMARK.match(line) and re.search('[0-9]', before) and (is_bare(before) or LABEL.match(before)))
 
 
-def _is_part(line):
+def _is_formula_part(line):
     """Whether a line is part of a formula that spans several lines."""
     line = line.strip()
     return (
@@ -123,7 +123,7 @@ def _is_part(line):
     )
 
 
-def cleaned(text: str) -> str:
+def clean(text: str) -> str:
     """The text without tags, fences, pictures, and the begin and end of environments."""
     return EMPHASIS.sub(r'\1', NOISE.sub(' ', text).replace('\uff1a', ':'))
 
@@ -133,21 +133,21 @@ def read_line(line: str) -> str:
 
     '' where it has none.
     """
-    line = _unmarked(line)
+    line = _strip_marks(line)
     if not line:
         return ''
     lone = len(SIGN.findall(line)) % 2 and line[0] != '$' != line[-1]  # a sign of money behind a number
-    if bare(line) and not lone:
+    if is_bare(line) and not lone:
         return line.rstrip(' !?')
     for sentence in reversed(FULL_STOP.split(line)):
         pieces = [piece for piece in _pieces(sentence) if re.search('[0-9]', piece[2])][-NUMBERS:]
         if pieces:
-            return _stated(sentence, pieces)
+            return _stated_number(sentence, pieces)
     pieces = _pieces(line)
     return pieces[-1][2] if pieces else ''
 
 
-def _unmarked(line):
+def _strip_marks(line):
     """The line without bullets, labels, emphasis, other cells of a table, and what stands before an arrow."""
     line = line.strip(' \t*#>"`_~&“”')
     line = EDGES.sub('', EDGES.sub('', line))
@@ -170,7 +170,7 @@ def _unmarked(line):
     return line
 
 
-def _stated(sentence, pieces):
+def _stated_number(sentence, pieces):
     """The number that a sentence states, with its unit: the last one, unless the later ones are side remarks.
 
     pieces: the sentence's numbers, as of _pieces. Returns the whole sentence where it denies the number.
@@ -194,13 +194,13 @@ def _stated(sentence, pieces):
 
 
 def _word_after(text, end):
-    """The word behind a number that ends at `end`, in lower case and without plural s; ''."""
+    """The word behind a number that ends at `end`, in lower case and without plural s; '' without one."""
     following = FOLLOWING.match(text, end)
     return following[1].lower().removesuffix('s') if following else ''
 
 
 def _unit_after(text, end):
-    """Up to three words of scale or unit behind a number that ends at `end`, as written; ''."""
+    """Up to three words of scale or unit behind a number that ends at `end`, as written; '' without one."""
     start = end
     for _ in range(3):
         word_after = _word_after(text, end)
@@ -218,11 +218,11 @@ def first_number(line: str) -> str:
     return number[1].rstrip('.,/') + _unit_after(line, number.end()) if number and number[1] else ''
 
 
-def bare(line: str) -> bool:
+def is_bare(line: str) -> bool:
     """Whether a line is an answer without prose: it has no word, or only one at its end (a unit, or the whole line)."""
     if len(line) > LONGEST or not re.search('[0-9A-Za-z]', line):
         return False
-    first = word(line)
+    first = first_word(line)
     if first and re.search('[0-9]', line):
         if first.isupper() and first.lower() not in UNITS:
             return False
@@ -230,7 +230,7 @@ def bare(line: str) -> bool:
     return not first or line.rstrip(' .*$!').endswith(first)
 
 
-def word(text: str) -> str | None:
+def first_word(text: str) -> str | None:
     """The first word of prose in a text; None without one."""
     plain = NO_WORD.sub(' ', text)
     match = WORD.search(plain)
@@ -255,7 +255,7 @@ def _pieces(text):
             continue
         value = text[opened.end() : match.start()] if opened else ''
         money = opened and match[0] == '$' and value[:1].isdigit() and text[match.end() : match.end() + 1].isdigit()
-        if opened is None or money or not 0 < len(value.strip()) <= LONGEST or word(value):
+        if opened is None or money or not 0 < len(value.strip()) <= LONGEST or first_word(value):
             opened = match  # the previous sign opened no formula: it may be a sign of money
             continue
         start, opened = opened.start(), None

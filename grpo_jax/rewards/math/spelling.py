@@ -87,23 +87,24 @@ NAMED = re.compile(r'\\text\s*\{[^{}]*\}|[A-Za-z][a-z]{2,}(?: [A-Za-z]+)*')  # a
 ROUNDED = re.compile(r'[-+]?[0-9 ,]*\.([0-9]+)')
 
 
-def canonical(text: str) -> str | None:
+def canonicalize(text: str) -> str | None:
     """The text in canonical form, numbers as 'p' or 'p/q' in lowest terms; None for empty and for too long texts."""
-    return None if len(text) > LONGEST else _canonical(text)
+    return None if len(text) > LONGEST else _canonicalize(text)
 
 
 @functools.lru_cache(CACHED)
-def _canonical(text):
+def _canonicalize(text):
+    """As canonicalize, for a text of at most LONGEST characters; remembered."""
     if SIMPLE.fullmatch(text):
         return str(int(text))
     spelled = respell(STRAY.sub('=', text))
     if spelled is None:
         return None
-    value, unit = split_unit(_unwrapped(_result(spelled, PERCENT.search(text) is not None)))
+    value, unit = split_unit(_unwrap(_result(spelled, PERCENT.search(text) is not None)))
     column = COLUMN.fullmatch(value)
     if column:
         value = f'({",".join(row.strip() for row in column[2].split(chr(92) * 2) if row.strip())})'
-    value = _unwrapped(SPACE.sub('', value))
+    value = _unwrap(SPACE.sub('', value))
     if value[:1] in ('(', '['):
         value = value.replace(', ', ',')
     number = fraction(value)
@@ -119,6 +120,7 @@ def respell(text: str) -> str | None:
 
 @functools.lru_cache(CACHED)
 def _respell(text):
+    """As respell, for a text of at most LONGEST characters; remembered."""
     text = ' '.join(text.translate(CHARACTERS).split())
     if r'\begin' not in text:
         text = re.sub(r'\\\\(?=[A-Za-z,!{}])', r'\\', text)  # escaped twice
@@ -128,17 +130,17 @@ def _respell(text):
     return text if any(mark.isalnum() for mark in text) else None
 
 
-def _unwrapped(text):
+def _unwrap(text):
     r"""The text without brackets or \text that enclose all of it; the brackets of a tuple stay."""
     for _ in range(LAYERS):
         enclosed = re.fullmatch(r'\\text\s*\{([^{}]*)\}', text)
         if enclosed:
             text = enclosed[1].strip(' .')
-        elif text.startswith(r'\{') and text.endswith(r'\}') and _closing(text, 1) == len(text) - 1:
+        elif text.startswith(r'\{') and text.endswith(r'\}') and _closing_index(text, 1) == len(text) - 1:
             text = text[2:-2].strip()
         elif (
             text[:1] in ('{', '(')
-            and _closing(text, 0) == len(text) - 1
+            and _closing_index(text, 0) == len(text) - 1
             and (text[0] == '{' or len(split_list(text[1:-1])) == 1)
         ):
             text = text[1:-1].strip()
@@ -153,19 +155,19 @@ def _result(text, percent):
     5 for `2 + 3 = 5`, `= 5` and `Area = 5`; 2/3 for `2/3 \approx 0.67`. percent: whether the answer has a percent sign.
     """
     before, about, after = text.partition(r'\approx')
-    if about and _untrue([before.strip(ENDS), after.strip(ENDS)], percent):
+    if about and _is_untrue([before.strip(ENDS), after.strip(ENDS)], percent):
         return text
     if about:
         text = before if re.search('[0-9]', before) else f'{before}={after}'
     sides = [side.strip(ENDS) for side in re.split(r'(?<![<>!:])=', text)]
     if len(sides) > 1 and len(split_list(text)) == 1:
         letters = re.search('[A-Za-z]', COMMAND.sub('', sides[0] + split_unit(sides[-1])[0]))
-        if not sides[0] or NAMED.fullmatch(sides[0]) or not (letters or _untrue(sides, percent)):
+        if not sides[0] or NAMED.fullmatch(sides[0]) or not (letters or _is_untrue(sides, percent)):
             text = sides[-1]
     return text.strip(ENDS)
 
 
-def _untrue(sides, percent):
+def _is_untrue(sides, percent):
     """Whether a chain of equations is wrong: a side's number differs from the last side's by more than rounding.
 
     percent: whether a factor of 100 is right too, since the answer has a percent sign.
@@ -195,7 +197,7 @@ def split_list(text: str) -> list[str]:
     return [*items, text[start:].strip()]
 
 
-def _closing(text, start):
+def _closing_index(text, start):
     """The index of the bracket that closes the bracket at `start`, of any kind; None without one."""
     depth = 0
     for i in range(start, len(text)):

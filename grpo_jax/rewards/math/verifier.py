@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from grpo_jax.example import Example
 from grpo_jax.rewards.math import echo, extraction
 from grpo_jax.rewards.math.numbers import fraction, work_out
-from grpo_jax.rewards.math.spelling import canonical, split_list
+from grpo_jax.rewards.math.spelling import canonicalize, split_list
 from grpo_jax.rewards.math.units import same_units, split_unit, statement
 from grpo_jax.workers import Pool
 
@@ -40,12 +40,12 @@ def strict(completion: str, example: Example, *, pool: Pool) -> float | None:
 
 def extract(completion: str) -> str | None:
     """The completion's answer in canonical form, in which equal numbers have one spelling; None without an answer."""
-    return extraction.lenient(completion)
+    return extraction.lenient_answer(completion)
 
 
 def extract_strict(completion: str) -> str | None:
     """As extract, but only an answer that strict accepts."""
-    return extraction.strict(completion)
+    return extraction.strict_answer(completion)
 
 
 def same(answer: str, other: str) -> bool:
@@ -55,21 +55,23 @@ def same(answer: str, other: str) -> bool:
 
 @functools.lru_cache(CACHED)
 def _gold(text):
-    return extraction.gold(text)
+    """As extraction.gold_answer, remembered."""
+    return extraction.gold_answer(text)
 
 
 def _judge(completion, example, pool, boxed):
+    """1.0 if the answer is right, else 0.0; None without a gold answer. boxed: as in extraction.answer."""
     gold = _gold(example.answer)
     if gold is None:
         return None
     text = extraction.answer(completion, boxed=boxed, words=not isinstance(fraction(split_unit(gold)[0]), Fraction))
-    answer = canonical(text)
+    answer = canonicalize(text)
     if answer is None:
         return 0.0
     verdict = decide(gold, answer)
     if verdict is not False and echo.is_echo(text, example.prompt, example.answer):
         return 0.0
-    return float(pool.cached(equivalent, gold, answer) if verdict is None else verdict)
+    return float(pool.call_cached(are_equivalent, gold, answer) if verdict is None else verdict)
 
 
 def decide(gold: str, answer: str) -> bool | None:
@@ -120,6 +122,7 @@ def _decide_forms(gold, answer, a, b):
 
 @functools.lru_cache(CACHED)
 def _number(text):
+    """As work_out, remembered."""
     return work_out(text)
 
 
@@ -172,7 +175,7 @@ def _places(number):
     return max(twos, fives) if factor == 1 else None
 
 
-def equivalent(gold: str, answer: str) -> bool:
+def are_equivalent(gold: str, answer: str) -> bool:
     """Whether math-verify finds two canonical texts equal, with exact numbers; it may never return, so use a worker.
 
     y = 5 equals 5, since the problem names the letter; x = 5 does not equal y = 5. A text that math-verify cannot read
@@ -181,7 +184,7 @@ def equivalent(gold: str, answer: str) -> bool:
     math_verify, reading = _math_verify()
     parsed = [
         math_verify.parse(
-            f'${_exact(split_unit(text)[0])}$', reading, fallback_mode='no_fallback', parsing_timeout=None
+            f'${_write_fractions(split_unit(text)[0])}$', reading, fallback_mode='no_fallback', parsing_timeout=None
         )
         for text in (gold, answer)
     ]
@@ -206,7 +209,7 @@ def _math_verify():
     return math_verify, [math_verify.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=reading)]
 
 
-def _exact(text):
+def _write_fractions(text):
     """The text with each decimal as a fraction, since math-verify would round decimals."""
 
     def spelled(match):
