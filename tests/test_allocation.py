@@ -278,4 +278,4 @@ def test_exemplars_are_turns_of_a_chat_behind_its_system_message(monkeypatch):
 
 def test_the_nearest_prompt_stands_last():
     many = [xrpo.Solved(Example(str(i), '', i, {}), tokens, '') for i, tokens in enumerate(([1, 2], [1, 2, 3], [9]))]
-    assert [one.example.id for one in xrpo.nearest(many, [1, 2, 3, 4], 2)] == [0, 1]
+    assert [one.example.id for one in xrpo.find_nearest(many, [1, 2, 3, 4], 2)] == [0, 1]

@@ -255,7 +255,7 @@ def test_a_file_name_occurs_once():
 
 
 def is_builder(function):
-    return function.name.startswith(('make_', 'open_')) or function.name in ('from_config', 'run', 'main', 'finished')
+    return function.name.startswith(('make_', 'open_')) or function.name in ('from_config', 'run', 'main', 'is_finished')
 
 
 def carries_the_universe(function):
