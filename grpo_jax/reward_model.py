@@ -159,9 +159,7 @@ def _encode_steps(example, tokenizer, options):
             'choose another reward_model.separator, or mend its row',
         )
     if len(steps) != len(labels):
-        raise BadInput(
-            f'labels of example {example.id}', len(labels), f'must be one for each of {len(steps)} steps; mend its row'
-        )
+        raise BadInput(f'labels of example {example.id}', len(labels), f'must be one for each of {len(steps)}; mend it')
     row, last = process.tokenize(tokenizer, steps, separator)
     if options.after_error == 'wrong' and 0.0 in labels:
         first = labels.index(0.0)

@@ -104,11 +104,7 @@ def _check_allocation(collection, group_size, verifier):
     """BadInput for groups of several sizes where something needs one, or where nothing says who wants more."""
     allocation, unit, seeding = collection.allocation, collection.allocation_unit, collection.seeding
     if seeding and allocation != 'uncertainty':
-        raise BadInput(
-            'collection.seeding',
-            seeding,
-            "is for prompts that a first round has not solved; set collection.allocation='uncertainty', or use 0",
-        )
+        raise BadInput('collection.seeding', seeding, "needs collection.allocation='uncertainty'; set that, or use 0")
     if allocation == 'equal':
         return
     if group_size % unit or group_size == unit:
@@ -126,8 +122,5 @@ def _check_allocation(collection, group_size, verifier):
         if hinders:
             raise BadInput('collection.allocation', allocation, f'does not go with {setting}; use equal')
     if (allocation == 'pass_rate' or seeding) and not verifier:
-        raise BadInput(
-            'reward.verifier',
-            '',
-            f'collection.{"seeding" if seeding else "allocation"} must know what is solved; name a verifier',
-        )
+        name = 'seeding' if seeding else 'allocation'
+        raise BadInput('reward.verifier', '', f'collection.{name} must know what is correct; name a verifier')

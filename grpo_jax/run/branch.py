@@ -121,6 +121,4 @@ def _inherit(run, parent, changes, learner, train):
         except checkpoint.Damaged as error:
             logger.warning('%s', error)
             damaged = damaged or error
-    raise damaged or BadInput(
-        '--workdir', parent, 'holds no checkpoint any more; bring one back from a copy, or name another run'
-    )
+    raise damaged or BadInput('--workdir', parent, 'holds no checkpoint any more; bring one back, or name another run')

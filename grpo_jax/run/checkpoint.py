@@ -205,14 +205,12 @@ def abstract_tree(path: str, sharding: Any) -> Any:
     path: the checkpoint's folder, whose metadata is read. Raises Damaged when that cannot be read.
     """
     try:
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _read_tree_metadata(path)
-        )
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _array_metadata(path))
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
         raise Damaged(path, _describe_error(error)) from None
 
 
-def _read_tree_metadata(path):
+def _array_metadata(path):
     """Orbax's metadata of the arrays in a checkpoint's folder. Raises errors of many kinds for damaged files."""
     return ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / ITEM).tree
 
@@ -267,7 +265,7 @@ def _check_kinds(path, abstract, digests, partial):
     names = wanted.keys() if partial else wanted.keys() | recorded.keys()
     if all(recorded.get(name) == wanted.get(name) for name in names):
         return ''
-    actual = _kinds_by_name(_read_tree_metadata(path))
+    actual = _kinds_by_name(_array_metadata(path))
     names = wanted.keys() if partial else wanted.keys() | recorded.keys() | actual.keys()
     for name in sorted(names):
         if recorded.get(name) != actual.get(name):
@@ -335,7 +333,7 @@ def _set_aside(workdir, step, problem):
 def kinds(path: str) -> dict[str, str]:
     """{name: dtype and shape} of the arrays in a checkpoint's folder; raises Damaged when they cannot be read."""
     try:
-        return _kinds_by_name(_read_tree_metadata(path))
+        return _kinds_by_name(_array_metadata(path))
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
         raise Damaged(path, _describe_error(error)) from None
 
@@ -480,10 +478,7 @@ def load_bad_batch(workdir: str, step: int) -> Experience:
         return Experience(rollout, **optional)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise BadInput(
-            'batch',
-            path,
-            f'cannot be read ({type(error).__name__}: {error}); choose another --step, or run that step again to write '
-            'it anew',
+            'batch', path, f'cannot be read ({type(error).__name__}: {error}); choose another, or repeat that step'
         ) from None
 
 

@@ -129,9 +129,7 @@ def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
         try:
             parts = ast.literal_eval(text)
         except (SyntaxError, ValueError, MemoryError, RecursionError):
-            raise BadInput(
-                '--config.reward.parts', text, "is not Python; write it like (('numeric', 1.0), ('format', 0.5))"
-            ) from None
+            raise BadInput('--config.reward.parts', text, "write it like (('numeric', 1.0), ('format', 0.5))") from None
     ranges.check_value('reward.parts', parts, rewards.RewardOptions.__annotations__['parts'])
     for path, _ in parts:
         prefix = f'reward.options.{rewards.name_of(path)}.'
@@ -228,9 +226,7 @@ def _check_recorded(recorded, defaults, workdir, prefix):
             not isinstance(recorded[key], types) or isinstance(recorded[key], bool) != isinstance(value, bool)
         ):
             path = os.path.join(workdir, 'config.json')
-            raise BadInput(
-                f'{prefix}{key} in {path}', recorded[key], 'is of a wrong type; bring the file back from a copy'
-            )
+            raise BadInput(f'{prefix}{key} in {path}', recorded[key], 'is of a wrong type; bring back the file')
         if isinstance(value, dict) and key != 'options':  # data sets and rewards check their own options
             _check_recorded(recorded[key], value, workdir, f'{prefix}{key}.')
 

@@ -50,9 +50,7 @@ def owns_workdir(run: Callable[P, R]) -> Callable[P, R]:
         with lock.own(workdir):
             for path in (os.path.join(workdir, name) for name in KEPT):
                 if os.path.exists(path) and not os.access(path, os.W_OK):
-                    raise BadInput(
-                        '--workdir', workdir, f'{path} cannot be written to; change its permissions, or use another'
-                    )
+                    raise BadInput('--workdir', workdir, f'{path} cannot be written to; change that, or use another')
             return run(*args, **kwargs)
 
     return owner

@@ -200,13 +200,9 @@ def _open_branch(config, workdir, functions, steered):
     if MAKING not in names and names - {lock.FILE}:
         raise BadInput('--branch', branch, 'is there and holds no run; name a new folder')
     if not _is_begun(workdir):
-        raise BadInput(
-            '--workdir', workdir, 'holds no run (no config.json); name the folder of the run that --branch begins from'
-        )
+        raise BadInput('--workdir', workdir, 'holds no run (no config.json); name one for --branch to begin from')
     if not checkpoint.steps(workdir):
-        raise BadInput(
-            '--workdir', workdir, 'holds no finished checkpoint; name a run with one, or train this one first'
-        )
+        raise BadInput('--workdir', workdir, 'holds no finished checkpoint; train this run first, or name another')
     changes = steering.changes(workdir, Settings.from_config(config).recorded)
     inherited = [change for change in changes if change.kind == Kind.INHERITED]
     if inherited:
