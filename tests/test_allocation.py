@@ -247,7 +247,7 @@ def test_mesh_and_microbatches_change_nothing(long, tmp_path, some_right):
         (dict(collection__allocation_unit=5), ['allocation_unit = 5', 'rollout.group_size = 12']),
         (dict(collection__allocation_unit=12), ['allocation_unit = 12', 'smaller']),
         (dict(collection__allocation_unit=1), ['allocation_unit = 1']),
-        (dict(collection__seeding=1), ['collection.seeding', 'allocation=uncertainty']),
+        (dict(collection__seeding=1), ['collection.seeding', "allocation='uncertainty'"]),
         (dict(collection__dead_groups='resample'), ['collection.allocation', 'resample']),
         (dict(collection__source='demonstrations'), ['collection.allocation', 'demonstrations']),
         (dict(algorithm__weights='prompt_mean', learner__minibatches=2), ['learner.minibatches = 2', 'prompt_mean']),
