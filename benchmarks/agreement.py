@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import environment
 from grpo_jax import data
 from grpo_jax.collect.draw import abstract_aux
-from grpo_jax.collect.policies import decode_again
+from grpo_jax.collect.policies import make_decode_scorer
 from grpo_jax.configs import arithmetic, default
 from grpo_jax.run.open import make_policy, make_run_learner, make_run_sampler, open_run, open_split
 from grpo_jax.sharding import batches
@@ -54,7 +54,7 @@ def measure(name, config, dtype):
     _, prompts = data.prompts(dataset, range(shapes.prompts), shapes.queries, settings.sampling.pad_token)
     prompts, key = batches.put_rows(prompts, run.mesh), jax.random.key(settings.seed)
     rollout = sample(state.params, prompts, key, 0)
-    decode = decode_again(sample, key, shapes.group_size, run.mesh, run.algorithm.needs_reference)
+    decode = make_decode_scorer(sample, key, shapes.group_size, run.mesh, run.algorithm.needs_reference)
     seconds, results = environment.interleaved(
         {
             'sample': lambda: jax.device_get(sample(state.params, prompts, key, 0)),

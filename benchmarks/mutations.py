@@ -120,7 +120,7 @@ MISTAKES = {
         'np.mean(some_right & some_wrong)', 'np.mean(some_right | some_wrong)', 'tests/learner tests/test_train.py'
     ),
     'frozen weights': Mistake(
-        'if digest.combined(frozen) != ', 'if digest.combined(frozen) == ""  != ', 'tests/test_adapters.py'
+        'if digest.hash_tree(frozen) != ', 'if digest.hash_tree(frozen) == ""  != ', 'tests/test_adapters.py'
     ),
     'steps without a reward': Mistake(
         'all(step - k in before for k in range(1, ',

@@ -84,7 +84,7 @@ def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) ->
     split, spread evenly. Raises BadInput for samples below 1.
     """
     if samples < 1:
-        raise BadInput('evaluation.samples', samples, 'must be at least 1')
+        raise BadInput('evaluation.samples', samples, 'must be at least 1; raise it')
     settings = run.settings
     rewards.check_parameters(run.rewards, dataset.examples)
     dataset = data.pick(dataset, data.spread(len(dataset.examples), settings.evaluation.prompts))
@@ -182,10 +182,10 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
         'figures': summarize(figures, seed),
         'tables': summarize_by_subject(figures, dataset.examples, seed),
     }
-    return content, _rows(evaluator.tokenizer, dataset, {'greedy': greedy, 'sampled': sampled})
+    return content, _completion_rows(evaluator.tokenizer, dataset, {'greedy': greedy, 'sampled': sampled})
 
 
-def _rows(tokenizer, dataset, judged):
+def _completion_rows(tokenizer, dataset, judged):
     """Yields a dict for each completion: prompt, text, reward and verdict. judged: {'greedy' or 'sampled': Judged}."""
     for index, (example, tokens) in enumerate(zip(dataset.examples, dataset.tokens, strict=True)):
         prompt = tokenizer.decode(tokens)

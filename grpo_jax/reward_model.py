@@ -143,7 +143,7 @@ def _encode_pair(example, tokenizer, options):
 def _encode_point(example, tokenizer, options):
     """(completions, marks): one completion with its label at its last token."""
     row = encode_completion(tokenizer, example.meta['demonstration'])
-    return [row], [[(len(row) - 1, _checked_label(example.meta['label'], example))]]
+    return [row], [[(len(row) - 1, _check_label(example.meta['label'], example))]]
 
 
 def _encode_steps(example, tokenizer, options):
@@ -156,27 +156,27 @@ def _encode_steps(example, tokenizer, options):
             f'steps of example {example.id}',
             steps,
             f'one is blank or holds {separator!r}, which separates the steps of a completion; '
-            'choose another reward_model.separator',
+            'choose another reward_model.separator, or mend its row',
         )
     if len(steps) != len(labels):
-        raise BadInput(f'labels of example {example.id}', len(labels), f'there must be one for each of {len(steps)}')
+        raise BadInput(f'labels of example {example.id}', len(labels), f'must be one for each of {len(steps)}; mend it')
     row, last = process.tokenize(tokenizer, steps, separator)
     if options.after_error == 'wrong' and 0.0 in labels:
         first = labels.index(0.0)
         labels = labels[:first] + [0.0] * (len(labels) - first)
     return [row], [
         [
-            (position, _checked_label(label, example))
+            (position, _check_label(label, example))
             for position, label in zip(last, labels, strict=True)
             if label is not None
         ]
     ]
 
 
-def _checked_label(label, example):
+def _check_label(label, example):
     """The label as a float; raises BadInput when it lies outside [0, 1]."""
     if not isinstance(label, (int, float)) or not 0 <= label <= 1:
-        raise BadInput(f'label of example {example.id}', label, 'must lie in [0, 1]')
+        raise BadInput(f'label of example {example.id}', label, 'must lie in [0, 1]; mend its row')
     return float(label)
 
 

@@ -57,7 +57,7 @@ def run(config: Any, workdir: str | None, to: str, request: Request, trust: bool
     dataset = data.pick(dataset, data.spread(len(dataset.examples), request.prompts or len(dataset.examples)))
     params, model = policy.load()
     record = {
-        'model': model | {'digest': digest.combined(params)},
+        'model': model | {'digest': digest.hash_tree(params)},
         'data': digest_of(dataset),
         'request': request._asdict(),
         'config': opened.settings.recorded,
@@ -78,7 +78,7 @@ def check(to: str, request: Request) -> None:
     """Raises BadInput for an impossible request, and for a folder that holds other things than samples."""
     for name, least in [('prompts', 0), ('samples', 1), ('shard', 1)]:
         if getattr(request, name) < least:
-            raise BadInput(f'--{name}', getattr(request, name), f'must be at least {least}')
+            raise BadInput(f'--{name}', getattr(request, name), f'must be at least {least}; raise it')
     if request.greedy and request.samples > 1:
         raise BadInput('--samples', request.samples, 'would be equal completions with --greedy; use 1')
     if os.path.exists(to) and not os.path.isdir(to):

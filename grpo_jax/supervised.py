@@ -110,7 +110,7 @@ def make_supervised_learner(run: Run) -> Learner:
     return make_learner(run.model.config, SFT, Optimizers(optimizer), run.mesh, shapes, learning)
 
 
-def finished(config, workdir) -> bool:
+def is_finished(config, workdir) -> bool:
     """Returns whether workdir holds a finished supervised training of exactly this config."""
     path = os.path.join(workdir, 'config.json')
     if not os.path.isfile(path) or json_file.read(path) != Settings.from_config(_supervised_config(config)).recorded:

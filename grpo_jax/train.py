@@ -209,7 +209,7 @@ def record_programs(workdir: str, programs: Mapping[str, Any], records: Mapping[
         json_file.write(os.path.join(workdir, name), content)
 
 
-def finished(config, workdir) -> bool:
+def is_finished(config, workdir) -> bool:
     """Returns whether workdir holds a finished run of exactly this config; raises BadInput when it has more steps."""
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):

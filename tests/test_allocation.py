@@ -247,7 +247,7 @@ def test_mesh_and_microbatches_change_nothing(long, tmp_path, some_right):
         (dict(collection__allocation_unit=5), ['allocation_unit = 5', 'rollout.group_size = 12']),
         (dict(collection__allocation_unit=12), ['allocation_unit = 12', 'smaller']),
         (dict(collection__allocation_unit=1), ['allocation_unit = 1']),
-        (dict(collection__seeding=1), ['collection.seeding', 'allocation=uncertainty']),
+        (dict(collection__seeding=1), ['collection.seeding', "allocation='uncertainty'"]),
         (dict(collection__dead_groups='resample'), ['collection.allocation', 'resample']),
         (dict(collection__source='demonstrations'), ['collection.allocation', 'demonstrations']),
         (dict(algorithm__weights='prompt_mean', learner__minibatches=2), ['learner.minibatches = 2', 'prompt_mean']),
@@ -278,4 +278,4 @@ def test_exemplars_are_turns_of_a_chat_behind_its_system_message(monkeypatch):
 
 def test_the_nearest_prompt_stands_last():
     many = [xrpo.Solved(Example(str(i), '', i, {}), tokens, '') for i, tokens in enumerate(([1, 2], [1, 2, 3], [9]))]
-    assert [one.example.id for one in xrpo.nearest(many, [1, 2, 3, 4], 2)] == [0, 1]
+    assert [one.example.id for one in xrpo.find_nearest(many, [1, 2, 3, 4], 2)] == [0, 1]

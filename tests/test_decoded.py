@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import train
-from grpo_jax.collect.policies import check_decoded, decode_again
+from grpo_jax.collect.policies import check_decoded, make_decode_scorer
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.options import Learning
 from grpo_jax.learner.update import anchored
@@ -61,7 +61,7 @@ def test_another_policy_than_the_samplers_is_seen(tmp_path):
     rollout = sample(params, prompts, key, 0)
     learner = make_run_learner(opened, {})  # of which the update is compiled by nobody
     state = learner.initial(jax.tree.map(jnp.copy, params))
-    again = decode_again(sample, key, shapes.group_size, opened.mesh, algorithm.needs_reference)
+    again = make_decode_scorer(sample, key, shapes.group_size, opened.mesh, algorithm.needs_reference)
     packed = learner.pack(rollout)
     same = again(state, rollout, packed)
     np.testing.assert_array_equal(same['old_logprobs'], rollout.logprobs)
@@ -103,5 +103,5 @@ def test_values_are_the_samplers_plus_what_the_learners_have_changed_and_gradien
 )
 def test_what_the_policy_does_not_sample_at_once_is_refused(tmp_path, changes, setting):
     config = tiny_run.config(**dict(learner__old_logprobs='decode') | changes)
-    with pytest.raises(BadInput, match=rf"^learner\.old_logprobs = 'decode': is for rollouts .*; {setting} is not so"):
+    with pytest.raises(BadInput, match=rf"^learner\.old_logprobs = 'decode': is for rollouts .*, or change {setting}"):
         open_run(config, str(tmp_path))

@@ -255,7 +255,8 @@ def test_a_file_name_occurs_once():
 
 
 def is_builder(function):
-    return function.name.startswith(('make_', 'open_')) or function.name in ('from_config', 'run', 'main', 'finished')
+    named = ('from_config', 'run', 'main', 'is_finished')
+    return function.name.startswith(('make_', 'open_')) or function.name in named
 
 
 def carries_the_universe(function):

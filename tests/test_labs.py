@@ -95,7 +95,7 @@ def labs(tmp_path_factory):
 
     def run(config):
         workdir = str(folder / key_of(config.to_json(sort_keys=True)))
-        if not train.finished(config, workdir):
+        if not train.is_finished(config, workdir):
             if config.supervised.updates:
                 own = os.path.join(workdir, 'cold_start')
                 shutil.copytree(cold_start(config), own, ignore=shutil.ignore_patterns('config.json'))

@@ -97,7 +97,7 @@ def test_after_a_kill_anywhere_the_same_command_goes_on_and_repeats_nothing(tmp_
     )
     for module in (supervised, train):
         monkeypatch.setattr(module, 'run', lambda _, place: act(os.path.relpath(place, workdir), place))
-        monkeypatch.setattr(module, 'finished', lambda _, place: os.path.isdir(place))
+        monkeypatch.setattr(module, 'is_finished', lambda _, place: os.path.isdir(place))
     monkeypatch.setattr(export, 'export', lambda _, place, *__, **___: act(os.path.relpath(place, workdir), place))
     monkeypatch.setattr(pipeline, 'read_rows', lambda _: [{}])
     for _ in range(5):
@@ -111,11 +111,11 @@ def test_after_a_kill_anywhere_the_same_command_goes_on_and_repeats_nothing(tmp_
 def test_supervised_training_is_finished_with_its_last_checkpoint_and_its_own_config(tmp_path):
     made = tiny_run.config(supervised__updates=2, model__path=small_model.write(tmp_path / 'small'))
     workdir = str(tmp_path / 'run')
-    assert not supervised.finished(made, workdir)
+    assert not supervised.is_finished(made, workdir)
     supervised.run(made, workdir)
-    assert supervised.finished(made, workdir)
+    assert supervised.is_finished(made, workdir)
     made.supervised.updates = 3
-    assert not supervised.finished(made, workdir)
+    assert not supervised.is_finished(made, workdir)
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,10 @@ def test_right_completions_are_those_of_the_verifier_or_the_best_of_a_group():
 def test_the_shared_prefix_is_the_longest_with_a_different_completion():
     tokens = np.array([[5, 6, 7], [5, 6, 7], [5, 6, 9], [5, 8, 0], [5, 6, 7]])
     mask = np.array([[1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 1, 0]], bool)
-    assert observers.shared_prefix(tokens, mask, 0) == 2  # with rows 2 and 4; row 1 is the same completion
-    assert observers.shared_prefix(tokens, mask, 3) == 1
-    assert observers.shared_prefix(tokens, mask, 4) == 2  # it begins rows 0 and 1, which are longer
-    assert observers.shared_prefix(tokens[:2], mask[:2], 0) == 0
+    assert observers.shared_prefix_length(tokens, mask, 0) == 2  # with rows 2 and 4; row 1 is the same completion
+    assert observers.shared_prefix_length(tokens, mask, 3) == 1
+    assert observers.shared_prefix_length(tokens, mask, 4) == 2  # it begins rows 0 and 1, which are longer
+    assert observers.shared_prefix_length(tokens[:2], mask[:2], 0) == 0
 
 
 def test_changes_are_means_over_the_tokens_of_the_rows_that_are_there():

@@ -75,7 +75,7 @@ def test_the_refusal_names_every_change_and_both_ways_out_in_one_line(begun):
     text = refusal(begun, rollout__temperature=0.7, optimizer__learning_rate=1e-7, mesh__data=2)
     for part in ('optimizer.learning_rate = 1e-07: was 0.0003', 'rollout.temperature = 0.7 was 1.0'):
         assert part in text
-    assert '--amend goes on' in text and '--branch=DIR begins' in text and 'mesh.data' not in text
+    assert 'use --amend to go on' in text and '--branch=DIR to begin' in text and 'mesh.data' not in text
     assert (begun / 'config.json').read_bytes() == before and not (begun / 'events.jsonl').exists()
 
 
@@ -158,7 +158,7 @@ def test_an_amendment_that_was_killed_half_way_is_none_for_the_old_command(begun
         kill_at(patch, *killed_call(name), count)
         with pytest.raises(Killed):
             amend(begun, 4, algorithm__clip_low=0.1, **CHANGES)
-    assert steering.amended_since(begun, 2, ()) == {'algorithm.clip_low'}
+    assert steering.keys_amended_since(begun, 2, ()) == {'algorithm.clip_low'}
     amend(begun, 4, PLAIN, algorithm__clip_low=0.1)
     assert [row['key'] for row in recorded_events(begun)] == ['algorithm.clip_low']
     assert 'was 0.0003' in refusal(begun, algorithm__clip_low=0.1, **CHANGES)

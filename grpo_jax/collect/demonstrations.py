@@ -56,8 +56,8 @@ def read_completions(
         raise BadInput(
             'data.name',
             name,
-            f'has no example with {" and ".join(fields)}; use another, '
-            "or supervised.updates=0 and collection.source='policy'",
+            f'has no example with {" and ".join(fields)}; name another data set, or train a policy without them: '
+            "supervised.updates=0 and collection.source='policy'",
         )
     for example in (dataset.examples[i] for i in have):
         for field in fields:
@@ -68,7 +68,10 @@ def read_completions(
     completions = {i: encode(dataset.examples[i]) for i in have}
     kept = [i for i in have if max(map(len, completions[i])) <= most]
     if not kept:
-        raise BadInput('rollout.max_tokens', most, 'is shorter than every demonstration')
+        least = min(max(map(len, completions[i])) for i in have)
+        raise BadInput(
+            'rollout.max_tokens', most, f'is too short for the completions of every example; use {least} or more'
+        )
     for count, reason in [
         (len(dataset.examples) - len(have), f'lack {" or ".join(fields)}'),
         (len(have) - len(kept), f'are longer than rollout.max_tokens={most}'),

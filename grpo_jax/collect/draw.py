@@ -91,7 +91,7 @@ class Drawer:
         chosen, aux = self.choose(int(state.step), aux, index)
         indices = chosen.indices
         if self.completions is not None:
-            examples, prompts = self._tokenized(indices)
+            examples, prompts = self._pick_prompts(indices)
             completions = [self.completions[index] for index in indices]
             rollout = demonstrations.as_rollout(prompts, completions, self.shapes, self.pad_token)
             judge = functools.partial(self.judge, examples, rollout)
@@ -101,16 +101,19 @@ class Drawer:
             unit = self.shapes.group_size
             sizes = allocate.spread_by_pass_rate(hits, tries, self.shapes.prompts * unit, unit)
             blocks = Grouping.by_sizes(sizes // unit)
-            first = self.earlier_samples(indices)[blocks.owner] + np.int32(unit * blocks.place)
-            draw = self.sample(state, *self._tokenized(indices[blocks.owner]), progress, first=first)
+            first = self.count_earlier_samples(indices)[blocks.owner] + np.int32(unit * blocks.place)
+            draw = self.sample(state, *self._pick_prompts(indices[blocks.owner]), progress, first=first)
             draw = draw._replace(sizes=sizes, counts=count_sizes(sizes))
         else:
-            first = self.earlier_samples(indices)
-            draw = self.sample(state, *self._tokenized(indices), progress, first=first, index=index)
+            first = self.count_earlier_samples(indices)
+            draw = self.sample(state, *self._pick_prompts(indices), progress, first=first, index=index)
         return self.count_passes(draw, chosen, aux, index)
 
     def choose(self, step: int, aux: dict[str, Any], index: int = 0) -> tuple[ChosenPrompts, dict[str, Any]]:
-        """(the next prompts, aux with its new position); they depend on seed, step, position and who has retired."""
+        """(the next prompts, aux with its new position); they depend on seed, step, position and who has retired.
+
+        index: which draw of the step; only the first revisits retired prompts.
+        """
         retired = find_retired(self.options, aux, len(self.dataset.examples))
         share = 0.0 if index else self.options.revisit  # a later draw of the step would visit a retired prompt twice
         revisits = data.revisit(self.seed, step, self.prompts, retired, share)
@@ -124,7 +127,7 @@ class Drawer:
     ) -> Draw:
         """The Draw of sampled completions.
 
-        first i32[P]: the number of each prompt's first sample, which its noise depends on. index: of the step's draws.
+        first i32[P]: the number of each prompt's first sample, which its noise depends on. index: of the draw.
         """
         assert self.engine is not None, 'completions are sampled'
         params = fetch_reference(state) if self.options.source == 'reference' else state.params
@@ -139,7 +142,7 @@ class Drawer:
         finish = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
         return Draw(examples, rollout, finish, stats=stats, streams=[stream])
 
-    def _tokenized(self, indices):
+    def _pick_prompts(self, indices):
         """(examples, Prompts on the host) with these indices in the data set."""
         return data.prompts(self.dataset, indices, self.shapes.queries, self.pad_token)
 
@@ -153,7 +156,7 @@ class Drawer:
             rewarded = rewarded._replace(rewards=better, correct=better)
         return rewarded
 
-    def earlier_samples(self, indices: Int[np.ndarray, ' P']) -> Int[np.ndarray, ' P']:
+    def count_earlier_samples(self, indices: Int[np.ndarray, ' P']) -> Int[np.ndarray, ' P']:
         """i32[P]: how many samples each prompt has already in this draw, above 0 if it occurs a second time.
 
         The second occurrence numbers its samples from there, so that no noise repeats.

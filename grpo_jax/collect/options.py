@@ -76,14 +76,14 @@ class CollectOptions(NamedTuple):
             raise BadInput(
                 'collection.max_staleness',
                 collection.max_staleness,
-                'must be at least 1 for replay: groups of the same step are none',
+                "must be at least 1 for collection.dead_groups='replay', which takes groups of earlier steps; raise it",
             )
         if collection.keeps_groups and not corrected:
             raise BadInput(
                 'collection.max_staleness',
                 collection.max_staleness,
-                'lets in completions of older policies, and nothing accounts for them; set a correction, like '
-                "truncated, or ratio_base='sampler'",
+                'lets in completions of older policies, and nothing accounts for them; set algorithm.correction, for '
+                "example to 'truncated', or algorithm.ratio_base='sampler'",
             )
         if collection.gate == 'auto':
             return collection._replace(gate='outcome' if reward_options.verifier_pays else 'reward')
@@ -104,9 +104,7 @@ def _check_allocation(collection, group_size, verifier):
     """BadInput for groups of several sizes where something needs one, or where nothing says who wants more."""
     allocation, unit, seeding = collection.allocation, collection.allocation_unit, collection.seeding
     if seeding and allocation != 'uncertainty':
-        raise BadInput(
-            'collection.seeding', seeding, 'is of prompts that a first round has not solved; set allocation=uncertainty'
-        )
+        raise BadInput('collection.seeding', seeding, "needs collection.allocation='uncertainty'; set that, or use 0")
     if allocation == 'equal':
         return
     if group_size % unit or group_size == unit:
@@ -114,7 +112,7 @@ def _check_allocation(collection, group_size, verifier):
             'collection.allocation_unit',
             unit,
             f'must divide rollout.group_size = {group_size}, the mean of a step, and be smaller: a prompt gets its '
-            'completions by so many',
+            'completions in such units; change one of the two',
         )
     hindered = {
         f'collection.source = {collection.source}': collection.source in READ_FROM_DATA,
@@ -124,6 +122,5 @@ def _check_allocation(collection, group_size, verifier):
         if hinders:
             raise BadInput('collection.allocation', allocation, f'does not go with {setting}; use equal')
     if (allocation == 'pass_rate' or seeding) and not verifier:
-        raise BadInput(
-            'reward.verifier', '', f'collection.{"seeding" if seeding else "allocation"} asks what is solved; name one'
-        )
+        name = 'seeding' if seeding else 'allocation'
+        raise BadInput('reward.verifier', '', f'collection.{name} must know what is correct; name a verifier')

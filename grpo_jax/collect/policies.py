@@ -67,7 +67,7 @@ def make_logprobs(run: Any, learner: Learner, engine: Engine | None) -> Logprobs
         records[TEACHER] = {'path': settings.teacher.path, 'digest': teacher.digest}
     if settings.learning.decoded and engine is not None:
         key = jax.random.key(settings.seed)
-        scorers.append(decode_again(engine, key, settings.group_size, run.mesh, algorithm.needs_reference))
+        scorers.append(make_decode_scorer(engine, key, settings.group_size, run.mesh, algorithm.needs_reference))
 
     def compute(state, rollout, packed):
         fields = {}
@@ -78,7 +78,7 @@ def make_logprobs(run: Any, learner: Learner, engine: Engine | None) -> Logprobs
     return Logprobs(compute, programs, records)
 
 
-def decode_again(
+def make_decode_scorer(
     engine: Engine, key: Any, group_size: int, mesh: jax.sharding.Mesh, with_reference: bool
 ) -> Callable[[TrainState, Rollout, Any], Fields]:
     """Makes score(state, rollout, packed) -> {old_logprobs, ref_logprobs}, for learner.old_logprobs='decode'.
@@ -122,7 +122,7 @@ def check_decoded(learning: Learning, sampling: Sampling, options: CollectOption
             raise BadInput(
                 'learner.old_logprobs',
                 'decode',
-                f'is for rollouts that the policy samples at once; {setting} is not so',
+                f"is for rollouts that the policy samples in one go, without int8; use 'forward', or change {setting}",
             )
 
 
@@ -152,7 +152,7 @@ def open_teacher(run: Any) -> Teacher:
     config = families.load_config(folder)
     shardings = specs.params(transformer.param_table(config), run.mesh)
     params = hf.load_params(folder, config, shardings)
-    program, weights_digest = make_teacher_program(run, config), digest.combined(params)
+    program, weights_digest = make_teacher_program(run, config), digest.hash_tree(params)
     record = os.path.join(run.workdir, TEACHER)
     if os.path.isfile(record) and json_file.read_object(record).get('digest') != weights_digest:
         raise BadInput(
@@ -195,7 +195,7 @@ def check_teacher_model(
 
     tokenizer, vocab_size: the policy's. columns: the most tokens of a prompt with its completion.
     """
-    with _as_teacher(path):
+    with _attribute_errors_to('teacher.path', path):
         folder = hf.find(path)
         hf.check_weights(folder, teacher_config(folder, path, vocab_size, columns, mesh))
         teacher_ids = hf.load_tokenizer(folder).get_vocab()
@@ -215,32 +215,34 @@ def teacher_config(folder: str, path: str, vocab_size: int, columns: int, mesh: 
 
     path: config.teacher.path, for the message. vocab_size: the policy's. columns: as in check_teacher_model.
     """
-    with _as_teacher(path):
+    with _attribute_errors_to('teacher.path', path):
         config, context = families.load_config(folder), families.context_length(folder)
         specs.params(transformer.param_table(config), mesh)  # raises where an axis does not divide
     if config.vocab_size < vocab_size:
         raise BadInput(
             'teacher.path',
             path,
-            f'has {config.vocab_size} tokens and the policy {vocab_size}; a teacher must know all of them',
+            f'has {config.vocab_size} tokens and the policy {vocab_size}; name a teacher that knows all of them',
         )
     if columns > context:
         raise BadInput(
             'teacher.path',
             path,
-            f'reads {context} positions, and data.max_prompt_tokens + rollout.max_tokens are {columns}; lower one',
+            f'reads {context} positions, and data.max_prompt_tokens + rollout.max_tokens are {columns}; lower either',
         )
     return config
 
 
 @contextlib.contextmanager
-def _as_teacher(path):
-    """Turns a BadInput about model.path into one about teacher.path."""
+def _attribute_errors_to(key, path):
+    """Turns a BadInput about a model's files into one about the config key `key`, whose value is `path`."""
     try:
         yield
     except BadInput as error:
-        name = 'teacher.path' if error.args[0] == 'model.path' else error.args[0]
-        raise BadInput(name, path if name == 'teacher.path' else error.args[1], error.args[2]) from None
+        thing, value, remedy = error.args
+        if thing == 'model.path':  # its value may be a file in the folder
+            raise BadInput(key, value, remedy) from None
+        raise BadInput(key, path, str(error)) from None
 
 
 def make_renewal(
@@ -310,14 +312,12 @@ def check_reference(
     if not path or checkpoint.steps(workdir):  # a run that goes on has its reference
         return
     if checkpoint.steps(path) or _is_checkpoint(path):
-        folder = path if _is_checkpoint(path) else checkpoint.newest(path)
+        folder = path if _is_checkpoint(path) else checkpoint.find_newest(path)
         trained = abstract_trained(config, source.lora, source.dtype, mesh)
         checkpoint.check_params(folder, trained, 'reference.path', path)
         return
-    try:
+    with _attribute_errors_to('reference.path', path):
         hf.check_weights(hf.find(path), config)
-    except BadInput as error:
-        raise BadInput('reference.path', path, error.args[2]) from None
 
 
 def load_reference(state: TrainState, abstract: TrainState, path: str, config: transformer.ModelConfig) -> TrainState:

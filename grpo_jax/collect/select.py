@@ -66,12 +66,12 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     elif options.dead_groups in ('resample', 'replay'):
         collect = make_exchange(drawer)
     else:
-        collect = draw_once(drawer)
+        collect = make_single_draw(drawer)
     programs = {} if engine is None else {'sample': engine}
     return Collector(collect, engine, dataset.examples, programs, abstract_aux(options, shapes, len(dataset.examples)))
 
 
-def draw_once(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+def make_single_draw(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
     """Makes collect(state, progress) -> (Draw, TrainState) for steps that learn from one draw."""
 
     def collect(state, progress):
@@ -225,7 +225,7 @@ def load_kept(kept: dict[str, Any], oldest: int, drawer: Drawer) -> list[Group]:
     """
     host, groups = jax.device_get(kept), []
     for slot in np.flatnonzero((host['filled'] == 1) & (host['since'] >= oldest)):
-        rows = _rows(slot, drawer.shapes.group_size)
+        rows = _rows_of_slot(slot, drawer.shapes.group_size)
         rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
         example, since = drawer.dataset.examples[host['index'][slot]], int(host['since'][slot])
         rewarded = drawer.judge([example], rollout)
@@ -243,12 +243,12 @@ def store_kept(groups: Sequence[Group], examples: Sequence[Example], like: dict[
     kept = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
     for slot, group in enumerate(groups):
         for array, rows in zip(jax.tree.leaves(kept['rollout']), jax.tree.leaves(group.rollout), strict=True):
-            array[_rows(slot, len(rows))] = rows
+            array[_rows_of_slot(slot, len(rows))] = rows
         kept['index'][slot], kept['since'][slot] = index_of[group.example.id], group.since
         kept['filled'][slot] = 1
     return jax.tree.map(jnp.asarray, kept)
 
 
-def _rows(slot, size):
+def _rows_of_slot(slot, size):
     """The slice of the kept rollout's rows for the group in this slot."""
     return slice(slot * size, (slot + 1) * size)

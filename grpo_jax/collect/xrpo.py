@@ -34,7 +34,7 @@ def make_rounds(
     def collect(state, progress):
         step = int(state.step)
         chosen, aux = drawer.choose(step, dict(state.aux))
-        unseeded, earlier = data.pick(drawer.dataset, chosen.indices), drawer.earlier_samples(chosen.indices)
+        unseeded, earlier = data.pick(drawer.dataset, chosen.indices), drawer.count_earlier_samples(chosen.indices)
 
         def draw_round(carry, owners, first, blocks):
             draws, seeded = carry
@@ -88,14 +88,14 @@ def seed_unsolved(
     solved = [
         Solved(example, tokens, text)
         for example, tokens, group in zip(unseeded.examples, unseeded.tokens, blocks, strict=True)
-        for text in [shortest_right(group)]
+        for text in [find_shortest_right(group)]
         if text is not None
     ]
     wrong = [all(np.all(block.rewarded.correct == 0) for block in group) for group in blocks]
     seeds: dict[int, Any] = {}
     for owner in {int(owner) for owner in owners if wrong[owner]} if solved else ():
         example, tokens = unseeded.examples[owner], unseeded.tokens[owner]
-        exemplars = nearest(solved, tokens, count)
+        exemplars = find_nearest(solved, tokens, count)
         while exemplars and owner not in seeds:
             prompt = add_exemplars(tokenizer, prompt_format, example, exemplars, longest)
             seeds |= {owner: prompt} if prompt else {}
@@ -115,7 +115,7 @@ class Solved(NamedTuple):
     completion: str
 
 
-def shortest_right(blocks: Sequence[Any]) -> str | None:
+def find_shortest_right(blocks: Sequence[Any]) -> str | None:
     """The text of the shortest right completion in tokens, the first of equals; None if no completion is right.
 
     blocks: select.Groups of one prompt.
@@ -128,7 +128,7 @@ def shortest_right(blocks: Sequence[Any]) -> str | None:
     return str(texts[row]) if np.isfinite(right_lengths[row]) else None
 
 
-def nearest(solved: Sequence[Solved], tokens: Sequence[int], count: int) -> list[Solved]:
+def find_nearest(solved: Sequence[Solved], tokens: Sequence[int], count: int) -> list[Solved]:
     """The `count` solved prompts that are most like a prompt, the most alike last, next to the prompt.
 
     tokens: of the prompt. Likeness is the Jaccard index of the sets of distinct tokens.

@@ -111,7 +111,7 @@ def _inherit(run, parent, changes, learner, train):
     ):
         reset_parts |= set(DATA_PARTS)
     for step in checkpoint.steps(parent):
-        amended = steering.amended_since(parent, step, changes)
+        amended = steering.keys_amended_since(parent, step, changes)
         path = checkpoint.path_of(parent, step)
         try:
             state = checkpoint.read_fitting(
@@ -121,4 +121,4 @@ def _inherit(run, parent, changes, learner, train):
         except checkpoint.Damaged as error:
             logger.warning('%s', error)
             damaged = damaged or error
-    raise damaged or BadInput('--workdir', parent, 'holds no checkpoint any more')
+    raise damaged or BadInput('--workdir', parent, 'holds no checkpoint any more; bring one back, or name another run')

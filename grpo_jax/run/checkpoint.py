@@ -118,7 +118,7 @@ def save(checkpoints, state):
         )
     metadata: dict[str, Any] = {'digests': {name: [one.kind, one.sums] for name, one in digests.items()}}
     if frozen is not None:
-        metadata['frozen'] = digest.combined(frozen)
+        metadata['frozen'] = digest.hash_tree(frozen)
     checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state), custom_metadata=metadata)
 
 
@@ -162,7 +162,7 @@ def read_tree(path: str, abstract: Any, *, partial: bool = False) -> Any:
         raise
     except Exception as error:  # tensorstore and Orbax raise many kinds of errors for damaged files
         _ignore_late_callbacks()
-        problem = _described(error)
+        problem = _describe_error(error)
     problems = filter(None, processes.exchange(f'reading {path}', problem))
     for problem in problems:
         raise Damaged(path, problem)
@@ -205,12 +205,12 @@ def abstract_tree(path: str, sharding: Any) -> Any:
     path: the checkpoint's folder, whose metadata is read. Raises Damaged when that cannot be read.
     """
     try:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _described_tree(path))
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _array_metadata(path))
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
-        raise Damaged(path, _described(error)) from None
+        raise Damaged(path, _describe_error(error)) from None
 
 
-def _described_tree(path):
+def _array_metadata(path):
     """Orbax's metadata of the arrays in a checkpoint's folder. Raises errors of many kinds for damaged files."""
     return ocp.PyTreeCheckpointHandler().metadata(epath.Path(path) / ITEM).tree
 
@@ -237,15 +237,15 @@ def recorded_digests(path: str) -> dict[str, list[str]]:
 
     Raises errors of many kinds for damaged files.
     """
-    return _metadata(path)['custom_metadata']['digests']
+    return _read_metadata(path)['custom_metadata']['digests']
 
 
 def recorded_frozen(path: str) -> str:
     """The digest of the frozen weights when a checkpoint was saved; '' where the model had no adapters."""
-    return _metadata(path)['custom_metadata'].get('frozen', '')
+    return _read_metadata(path)['custom_metadata'].get('frozen', '')
 
 
-def _metadata(path):
+def _read_metadata(path):
     """Orbax's metadata file of a checkpoint, as a dict. Raises errors of many kinds for damaged files."""
     with open(os.path.join(path, METADATA), encoding='utf8') as file:
         metadata = json.load(file)
@@ -261,11 +261,11 @@ def _check_kinds(path, abstract, digests, partial):
     checkpoint may have more arrays. Raises BadInput when the checkpoint is sound, but another model's. Orbax reads its
     metadata only where the digests differ from the abstract tree, since each read leaks 100 KiB in tensorstore 0.1.86.
     """
-    wanted, recorded = _kinds(abstract), {name: kind for name, (kind, _) in digests.items()}
+    wanted, recorded = _kinds_by_name(abstract), {name: kind for name, (kind, _) in digests.items()}
     names = wanted.keys() if partial else wanted.keys() | recorded.keys()
     if all(recorded.get(name) == wanted.get(name) for name in names):
         return ''
-    actual = _kinds(_described_tree(path))
+    actual = _kinds_by_name(_array_metadata(path))
     names = wanted.keys() if partial else wanted.keys() | recorded.keys() | actual.keys()
     for name in sorted(names):
         if recorded.get(name) != actual.get(name):
@@ -281,7 +281,8 @@ def _check_kinds(path, abstract, digests, partial):
     return ''
 
 
-def _kinds(tree):
+def _kinds_by_name(tree):
+    """{name: dtype and shape, like float32[4,8]} of the leaves of a tree."""
     return {name: digest.kind_of(leaf) for name, leaf in digest.leaves_by_name(tree).items()}
 
 
@@ -291,7 +292,7 @@ def _set_aside_unreadable(workdir):
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise BadInput('checkpoints', folder, 'is no folder; move it away')
     saved = steps(workdir)
-    problems = {step: problem for step in saved if (problem := _unreadable(path_of(workdir, step)))}
+    problems = {step: problem for step in saved if (problem := _find_problem(path_of(workdir, step)))}
     if len(problems) == len(saved):
         for step, problem in problems.items():
             path = path_of(workdir, step)
@@ -301,17 +302,18 @@ def _set_aside_unreadable(workdir):
         _set_aside(workdir, step, problem)
 
 
-def _unreadable(path):
+def _find_problem(path):
     """Why a folder cannot be a checkpoint; '' if it can."""
     try:
-        _metadata(path)  # before Orbax, which would log what it cannot read
+        _read_metadata(path)  # before Orbax, which would log what it cannot read
         ocp.PyTreeCheckpointer().metadata(path)
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
-        return _described(error)
+        return _describe_error(error)
     return '' if os.path.isdir(os.path.join(path, ITEM)) else 'it holds no arrays'
 
 
-def _described(error):
+def _describe_error(error):
+    """An error's type and the first 200 characters of its message, on one line."""
     return f'{type(error).__name__}: {" ".join(str(error).split())[:200]}'
 
 
@@ -331,12 +333,12 @@ def _set_aside(workdir, step, problem):
 def kinds(path: str) -> dict[str, str]:
     """{name: dtype and shape} of the arrays in a checkpoint's folder; raises Damaged when they cannot be read."""
     try:
-        return _kinds(_described_tree(path))
+        return _kinds_by_name(_array_metadata(path))
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
-        raise Damaged(path, _described(error)) from None
+        raise Damaged(path, _describe_error(error)) from None
 
 
-def newest(workdir: str) -> str:
+def find_newest(workdir: str) -> str:
     """The folder of the newest checkpoint whose metadata can be read; raises Damaged where there is none."""
     damaged = None
     for step in steps(workdir):
@@ -346,7 +348,7 @@ def newest(workdir: str) -> str:
             damaged = damaged or error
             continue
         return path_of(workdir, step)
-    raise damaged or Damaged(workdir, 'no finished checkpoint')
+    raise damaged or Damaged(workdir, 'no finished checkpoint', 'train first, or name another run')
 
 
 def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
@@ -355,10 +357,15 @@ def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
     path: the checkpoint's folder; thing, value: the flag that named the checkpoint, for the message.
     """
     actual = {name: kind for name, kind in kinds(path).items() if name.startswith('params/')}
-    wanted = _kinds({'params': abstract})
+    wanted = _kinds_by_name({'params': abstract})
     for name in sorted(wanted.keys() | actual.keys()):
         if wanted.get(name) != actual.get(name):
-            raise BadInput(thing, value, f'{name} is {actual.get(name)} in {path} and {wanted.get(name)} in this model')
+            raise BadInput(
+                thing,
+                value,
+                f'{name} is {actual.get(name)} in {path} and {wanted.get(name)} in this model; use the model and '
+                'adapters of that run, or name another checkpoint',
+            )
 
 
 def parts_to_reset(amended: set[str]) -> set[str]:
@@ -375,8 +382,8 @@ def differs_in_observed(path: str, abstract: TrainState) -> bool:
         digests = recorded_digests(path)
     except Exception:  # damaged: the error comes when the checkpoint is read
         return False
-    saved = _by_part({name: kind for name, (kind, _) in digests.items()})
-    needed = _by_part(_kinds(abstract))
+    saved = _group_by_part({name: kind for name, (kind, _) in digests.items()})
+    needed = _group_by_part(_kinds_by_name(abstract))
     different = {part for part in needed.keys() | saved.keys() if needed.get(part) != saved.get(part)}
     return bool(different) and different <= OBSERVED
 
@@ -391,7 +398,7 @@ def read_fitting(
     BadInput when parameters or step, which are never reset, do not fit, and Damaged as read_tree does.
     """
     abstract_leaves = digest.leaves_by_name(abstract)
-    saved, needed = _by_part(kinds(path)), _by_part(_kinds(abstract))
+    saved, needed = _group_by_part(kinds(path)), _group_by_part(_kinds_by_name(abstract))
     reset = {part for part in needed if saved.get(part) != needed[part] or part in reset_parts} - {'params', 'step'}
     unused = saved.keys() - needed.keys()
     for part in sorted(part for part in reset | unused if part not in ADAPTED.values()):
@@ -401,25 +408,25 @@ def read_fitting(
     if reset:
         params = read_tree(path, {'params': abstract.params}, partial=True)['params']
         initial = digest.leaves_by_name(initial_state(params))
-        leaves = {name: leaf for name, leaf in initial.items() if _part(name) in reset | {'params'}}
+        leaves = {name: leaf for name, leaf in initial.items() if _part_of(name) in reset | {'params'}}
         del params, initial  # frees their memory before other parts are read
-    other_parts = needed.keys() - {_part(name) for name in leaves}
+    other_parts = needed.keys() - {_part_of(name) for name in leaves}
     leaves |= digest.leaves_by_name(read_tree(path, _select_parts(abstract, other_parts), partial=True))
     return jax.tree.unflatten(jax.tree.structure(abstract), [leaves[name] for name in abstract_leaves])
 
 
-def _part(name):
+def _part_of(name):
     """The part of a state that the leaf of this name belongs to; a part is kept or reset as a whole."""
     names = name.split('/')
     depth = 1 if names[0] != 'aux' else 3 if names[1] == 'coefficients' else 2
     return '/'.join(names[:depth])
 
 
-def _by_part(kinds):
+def _group_by_part(kinds):
     """{part: {name: kind}}, from {name: kind} of all leaves."""
     parts: dict[str, dict[str, str]] = {}
     for name, kind in kinds.items():
-        parts.setdefault(_part(name), {})[name] = kind
+        parts.setdefault(_part_of(name), {})[name] = kind
     return parts
 
 
@@ -461,20 +468,22 @@ def load_bad_batch(workdir: str, step: int) -> Experience:
         steps = ', '.join(
             sorted(str(int(name[:-4])) for name in names if name[:-4].isdigit() and name.endswith('.npz'))
         )
-        raise BadInput('--step', step, f'choose one of {steps}' if steps else f'{workdir} has no batch of any step')
+        remedy = f'choose one of {steps}' if steps else f'{workdir} has none of any step; name another --workdir'
+        raise BadInput('--step', step, f'has no batch of a skipped update; {remedy}')
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays: dict[str, Any] = {name: file[name] for name in file.files}
-        rollout: Any = Rollout(**{name: arrays.pop(f'rollout.{name}') for name in _fields(Rollout)})
-        optional = {name: arrays.get(name) for name in _fields(Experience) if name != 'rollout'}
+        rollout: Any = Rollout(**{name: arrays.pop(f'rollout.{name}') for name in _field_names(Rollout)})
+        optional = {name: arrays.get(name) for name in _field_names(Experience) if name != 'rollout'}
         return Experience(rollout, **optional)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise BadInput(
-            'batch', path, f'cannot be read ({type(error).__name__}: {error}); the run must skip it again'
+            'batch', path, f'cannot be read ({type(error).__name__}: {error}); choose another, or repeat that step'
         ) from None
 
 
-def _fields(cls):
+def _field_names(cls):
+    """The names of a dataclass's fields, in order."""
     return [field.name for field in dataclasses.fields(cls)]
 
 
@@ -499,16 +508,16 @@ class _KvStoreSpec(dict):
             paths[name] = path
             return name
 
-        resolved = _resolve(json.dumps(_with_paths(self, stand_in)))
-        return _with_paths(resolved, lambda name: paths.get(name, name))
+        resolved = _resolve(json.dumps(_replace_paths(self, stand_in)))
+        return _replace_paths(resolved, lambda name: paths.get(name, name))
 
 
-def _with_paths(spec, replace):
+def _replace_paths(spec, replace):
     """A copy of a spec, in which replace(path) stands for each absolute path."""
     return {
         name: replace(value)
         if name == 'path' and value.startswith('/')
-        else _with_paths(value, replace)
+        else _replace_paths(value, replace)
         if isinstance(value, dict)
         else copy.deepcopy(value)
         for name, value in spec.items()
@@ -517,6 +526,7 @@ def _with_paths(spec, replace):
 
 @functools.lru_cache(maxsize=64)  # a run has few kinds of specs
 def _resolve(text):
+    """The resolved spec of a KvStore.Spec in JSON, as a dict."""
     return tensorstore.KvStore.Spec(json.loads(text)).to_json()
 
 

@@ -70,7 +70,7 @@ def parse_steps(text: str | None) -> tuple[int, int] | None:
         return None
     first, _, last = text.partition(':')
     if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
-        raise BadInput('--profile', text, 'is not FIRST:LAST, two steps, like 3:5')
+        raise BadInput('--profile', text, 'is not FIRST:LAST; name two steps, the earlier one first, like 3:5')
     return int(first), int(last)
 
 

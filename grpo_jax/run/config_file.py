@@ -123,23 +123,23 @@ def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
         declared = data.options_of(name)
         if name != default_name:
             config.data.options = {key: value for key, value in config.data.options.items() if key in declared}
-        _add(config.data.options, 'data.options.', declared, overrides)
+        _add_overridden(config.data.options, 'data.options.', declared, overrides)
     parts, text = config.reward.parts, overrides.get('reward.parts')
     if text is not None:
         try:
             parts = ast.literal_eval(text)
         except (SyntaxError, ValueError, MemoryError, RecursionError):
-            raise BadInput('--config.reward.parts', text, "must be like (('numeric', 1.0), ('format', 0.5))") from None
+            raise BadInput('--config.reward.parts', text, "write it like (('numeric', 1.0), ('format', 0.5))") from None
     ranges.check_value('reward.parts', parts, rewards.RewardOptions.__annotations__['parts'])
     for path, _ in parts:
         prefix = f'reward.options.{rewards.name_of(path)}.'
         if any(key.startswith(prefix) for key in overrides):
             if rewards.name_of(path) not in config.reward.options:
                 config.reward.options[rewards.name_of(path)] = {}
-            _add(config.reward.options[rewards.name_of(path)], prefix, rewards.options_of(path), overrides)
+            _add_overridden(config.reward.options[rewards.name_of(path)], prefix, rewards.options_of(path), overrides)
 
 
-def _add(section, prefix, declared, overrides):
+def _add_overridden(section, prefix, declared, overrides):
     """Adds the declared options that are overridden under prefix to a section, which lacks them."""
     for name, parameter in declared.items():
         if prefix + name not in overrides or name in section:
@@ -174,7 +174,7 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
     """
     path = os.path.join(workdir, 'config.json')
     if not os.path.isfile(path):
-        raise BadInput('--workdir', workdir, 'holds no run (no config.json)')
+        raise BadInput('--workdir', workdir, 'holds no run (no config.json); name the folder of a run')
     recorded = json_file.read_object(files.inside(workdir, 'config.json'))
     defaults = read_config(os.path.join(CONFIGS, 'default.py'))
     _check_recorded(recorded, defaults.to_dict(), workdir, '')
@@ -185,7 +185,7 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
             workdir,
             f'its config.json names code that would run: {", ".join(paths)}; read it, and add --trust if you trust it',
         )
-    return ConfigDict(_with_tuples(recorded))
+    return ConfigDict(_replace_lists(recorded))
 
 
 def code_files(config: Mapping[str, Any]) -> Iterator[str]:
@@ -218,7 +218,7 @@ def _check_recorded(recorded, defaults, workdir, prefix):
             raise BadInput(
                 '--workdir',
                 workdir,
-                f'was begun by grpo_jax {steering.begun_with(workdir)}, without {prefix}{key}; read it with that one, '
+                f'was begun by grpo_jax {steering.first_code_name(workdir)}, without {prefix}{key}; use that version, '
                 'or begin a new run',
             )
         types = {tuple: list, float: (int, float)}.get(type(value), type(value))
@@ -226,13 +226,13 @@ def _check_recorded(recorded, defaults, workdir, prefix):
             not isinstance(recorded[key], types) or isinstance(recorded[key], bool) != isinstance(value, bool)
         ):
             path = os.path.join(workdir, 'config.json')
-            raise BadInput(f'{prefix}{key} in {path}', recorded[key], 'is no value of a config; bring back the file')
+            raise BadInput(f'{prefix}{key} in {path}', recorded[key], 'is of a wrong type; bring back the file')
         if isinstance(value, dict) and key != 'options':  # data sets and rewards check their own options
             _check_recorded(recorded[key], value, workdir, f'{prefix}{key}.')
 
 
-def _with_tuples(value):
+def _replace_lists(value):
     """A value that JSON gave, with tuples in the place of lists, as configs have."""
     if isinstance(value, dict):
-        return {name: _with_tuples(part) for name, part in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+        return {name: _replace_lists(part) for name, part in value.items()}
+    return tuple(map(_replace_lists, value)) if isinstance(value, list) else value

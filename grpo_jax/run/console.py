@@ -128,7 +128,7 @@ class Console:
         with self._lock:
             if self._progress is not None:
                 for activity, bar in self._bars.items():
-                    total, details = activity.total or None, escape(_details(activity))
+                    total, details = activity.total or None, escape(_details_text(activity))
                     self._progress.update(bar, total=total, completed=activity.done, details=details)
                 with contextlib.suppress(OSError):  # as in print
                     self._progress.refresh()
@@ -139,11 +139,13 @@ class Console:
                     self._describe(innermost)
 
     def _describe(self, activity):
+        """Prints a line about an activity: the first names it, the later ones have its progress."""
         self.print(describe(activity, self.width) if activity in self._named or activity.total else activity.text)
         if activity not in self._named:
             self._named.append(activity)
 
     def _start(self):
+        """Starts the bars, on a terminal, and the thread that renews the console."""
         if sys.stderr.isatty():
             text = rich.progress.TextColumn
             self._progress = rich.progress.Progress(
@@ -166,6 +168,7 @@ class Console:
             self.tick()
 
     def _stop(self):
+        """Ends the thread and removes the bars."""
         self._idle.set()
         if self._progress is not None:
             self._progress.stop()
@@ -176,7 +179,7 @@ class Console:
 def describe(activity: Activity, width: int) -> str:
     """One line of at most `width` columns about an activity: its text, how much is done, its first cells, the time."""
     begin = f'{activity.text}: {activity.done} of {activity.total}' if activity.total else activity.text
-    return fit(begin, activity.cells, [part for part in (_time(activity), _stage(activity)) if part], width)
+    return fit(begin, activity.cells, [part for part in (_time_text(activity), _stage_text(activity)) if part], width)
 
 
 def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str:
@@ -188,14 +191,15 @@ def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str
     return shorten(line, width)
 
 
-def _details(activity):
+def _details_text(activity):
     """The text beside an activity's bar, with the most important facts first."""
     counted = f'{activity.done}/{activity.total}' if activity.total else ''
     cells = () if activity.lines else activity.cells  # a step's own line has them
-    return ', '.join(part for part in (counted, _time(activity), _stage(activity), *cells) if part)
+    return ', '.join(part for part in (counted, _time_text(activity), _stage_text(activity), *cells) if part)
 
 
-def _time(activity):
+def _time_text(activity):
+    """The time left of an activity with even steps, or else the time so far, in words."""
     took = time.monotonic() - activity.began
     advanced = activity.done - activity.first
     if advanced and activity.even:
@@ -203,7 +207,8 @@ def _time(activity):
     return f'{duration(took)} so far'
 
 
-def _stage(activity):
+def _stage_text(activity):
+    """An activity's stage and how long it has lasted; '' for a stage shorter than SHORT."""
     took = time.monotonic() - activity.stage_began
     return f'{activity.stage} ({duration(took)})' if activity.stage and took >= SHORT else ''
 
@@ -352,8 +357,8 @@ def draw_curve(workdir: str) -> str:
     The reward of a step stands at the same x as the evaluation before the step. Raises BadInput when workdir holds no
     metrics.jsonl.
     """
-    steps, rewards, lengths = (_read(workdir, name) for name in ('step', 'reward', 'length'))
-    evaluated, held_out = _evaluations(workdir)
+    steps, rewards, lengths = (_read_metric(workdir, name) for name in ('step', 'reward', 'length'))
+    evaluated, held_out = _read_evaluations(workdir)
     figure, (reward_panel, held_out_panel, length_panel) = make_panels(1, 3, (9.0, 2.6))
     _plot(reward_panel, steps, rewards, BLUE)
     _plot(length_panel, steps, lengths, BLUE)
@@ -385,8 +390,8 @@ def print_outcome(workdir: str) -> None:
         curve = f'curve: {draw_curve(workdir)}\n'
     except OSError as error:  # a full disk; the curve can be drawn later
         curve = f'curve: not drawn, {error.strerror or error}\n'
-    curves = {name: _read(workdir, name) for name in ('reward', 'length')}
-    curves |= {f'held-out {name}': values for name, values in _evaluations(workdir)[1].items()}
+    curves = {name: _read_metric(workdir, name) for name in ('reward', 'length')}
+    curves |= {f'held-out {name}': values for name, values in _read_evaluations(workdir)[1].items()}
     width = max(map(len, curves))
     lines = [f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()]
     show_tables(*_evaluation_table(workdir), *lines)
@@ -444,13 +449,14 @@ def _plot(panel, steps, values, color, **style):
     panel.plot(steps, values, color=color, linewidth=1.5, **style)
 
 
-def _read(workdir, name):
+def _read_metric(workdir, name):
+    """f64[N]: a metric of each step of a run; raises BadInput where workdir has no metrics.jsonl."""
     if not os.path.isfile(os.path.join(workdir, 'metrics.jsonl')):
         raise BadInput('workdir', workdir, 'holds no metrics.jsonl; name the folder of a run')
     return series(workdir, name)
 
 
-def _evaluations(workdir):
+def _read_evaluations(workdir):
     """(steps, {name: values}) of a run's evaluations: the figures of HELD_OUT, or the reward without a verifier."""
     if not os.path.isfile(os.path.join(workdir, 'evaluations.jsonl')):
         return np.array([]), {}

@@ -37,7 +37,7 @@ def digests(tree: Any) -> dict[str, Digest]:
     }
 
 
-def combined(tree: Any) -> str:
+def hash_tree(tree: Any) -> str:
     """One hash over names, dtypes, shapes and values of a tree's arrays; all processes must call it."""
     return compiled.hashed(repr(sorted((name, one.kind, one.sums) for name, one in digests(tree).items())))
 
@@ -57,12 +57,13 @@ def _program(leaf):
     """The compiled function `sums` for arrays with the leaf's mesh; its result is replicated on every device."""
     sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
     if isinstance(sharding, jax.sharding.NamedSharding):
-        return _compiled(jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec()))
-    return _compiled(None)
+        return _compile_sums(jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec()))
+    return _compile_sums(None)
 
 
 @functools.cache
-def _compiled(sharding):
+def _compile_sums(sharding):
+    """`sums`, jitted, with its result in this sharding; one for each sharding."""
     return jax.jit(sums, out_shardings=sharding)
 
 

@@ -151,6 +151,7 @@ class Shell:
         self._finished = _Finished(state)
 
     def _writing(self):
+        """A context in which an error of the disk under the checkpoints is raised as CannotWrite."""
         return files.foreign_writing(os.path.join(self._workdir, checkpoint.FOLDER))
 
     def _save_finished(self):
@@ -231,7 +232,7 @@ class Loop:
         if self._parts.writer:
             self._parts.writer.sampling(tokens, live, slots)
 
-    def due(self, step: int, every: int) -> bool:
+    def is_due(self, step: int, every: int) -> bool:
         """Whether a step is a multiple of `every`; never where that is 0."""
         return every > 0 and step % every == 0
 
@@ -250,7 +251,7 @@ class Loop:
 
     def evaluate_if_due(self, step: int, every: int, evaluate: Callable[[Any], Mapping[str, float]], params: Any):
         """Evaluates the policy before step 0 and every `every` steps (0: never), and logs evaluate(params)."""
-        if step == 0 or self.due(step, every):
+        if step == 0 or self.is_due(step, every):
             with self.stage('evaluate'):
                 self.log_evaluation(step, evaluate(params))
 
@@ -262,7 +263,7 @@ class Loop:
 
     def dump_if_due(self, step: int, draw: Draw, rewarded: Rewards, experience: Experience):
         """Writes a step's completions, every log.rollouts steps; all processes must call it."""
-        if self.due(step, self._dump_every):
+        if self.is_due(step, self._dump_every):
             dumped = rows.rollout_rows(draw.examples, draw.rollout, rewarded, experience, self._parts.tokenizer)
             if self._parts.writer:
                 self._parts.writer.rollouts(step, dumped)
@@ -285,7 +286,7 @@ class Loop:
         diagnosed = parts.monitors.asks('stop', where)
         saves = stop or skipped or diagnosed or parts.monitors.asks('save', where)
         self._shell.check()
-        if self.due(step + 1, self._save_every) or step + 1 == self._steps.stop or saves:
+        if self.is_due(step + 1, self._save_every) or step + 1 == self._steps.stop or saves:
             if parts.writer:
                 parts.writer.stage('save')
             self._shell.save(state)
@@ -329,6 +330,7 @@ class _Trace:
             self._stop(step)
 
     def _stop(self, step):
+        """Ends the trace and copies it into the workdir, unless it has ended already."""
         with contextlib.suppress(RuntimeError):  # the trace has ended already
             jax.profiler.stop_trace()
             with self._dropped.unless_written(step, 'profile'):
@@ -369,18 +371,18 @@ class Monitors:
         for name, monitored in (('metrics', self._rows), ('evaluations', self._evaluations)):
             path = os.path.join(workdir, f'{name}.jsonl')
             if self._speaks and os.path.exists(path):
-                monitored += [_monitored(row, row['step']) for row in rows.read_rows(path)]
+                monitored += [_monitored_row(row, row['step']) for row in rows.read_rows(path)]
 
     def step(self, step: int, row: Mapping[str, Any]) -> None:
         """Runs the monitors on a step's metrics. Raises CannotWrite when a diagnosis cannot be recorded."""
         if self._speaks:
-            self._rows.append(_monitored(row, step))
+            self._rows.append(_monitored_row(row, step))
             self._diagnose()
 
     def evaluation(self, step: int, results: Mapping[str, float], *, last: bool) -> None:
         """Adds an evaluation before step `step`; runs the monitors at once after the last one, which no row follows."""
         if self._speaks:
-            self._evaluations.append(_monitored(results, step))
+            self._evaluations.append(_monitored_row(results, step))
             if last and self._rows:
                 self._diagnose()
 
@@ -402,7 +404,7 @@ class Monitors:
             rows.append_event(self._workdir, fields.pop('step'), 'diagnosis', **fields)
 
 
-def _monitored(row, step):
+def _monitored_row(row, step):
     """A row as monitors read it: {metric: float} and the step, without NaN and infinities, like a row of a file."""
     numbers = {name: rows.json_float(value) for name, value in row.items() if value is not None}
     return {name: value for name, value in numbers.items() if value is not None} | {'step': step}

@@ -173,7 +173,7 @@ class Probe(NamedTuple):
         entries: dict[int, Entry] = {}
         for i in new:
             rows, first = slice(i * right.shape[1], (i + 1) * right.shape[1]), int(np.argmax(right[i]))
-            shared = shared_prefix(tokens[rows], mask[rows], first)
+            shared = shared_prefix_length(tokens[rows], mask[rows], first)
             # a prompt may come twice in a step
             entries.setdefault(examples[i].id, Entry(rows.start + first, examples[i].id, shared))
         return list(entries.values())[:free]
@@ -201,7 +201,7 @@ def mark_right(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P 
     return (rewards == best) & (best > worst)
 
 
-def shared_prefix(tokens: Int[np.ndarray, 'G C'], mask: Bool[np.ndarray, 'G C'], row: int) -> int:
+def shared_prefix_length(tokens: Int[np.ndarray, 'G C'], mask: Bool[np.ndarray, 'G C'], row: int) -> int:
     """The longest prefix, in tokens, that a row shares with another row of its group; equal rows do not count."""
     same = (tokens == tokens[row]) & mask & mask[row]
     different = (same != mask[row]).any(1) | (mask != mask[row]).any(1)

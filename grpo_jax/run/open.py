@@ -200,9 +200,9 @@ def _open_branch(config, workdir, functions, steered):
     if MAKING not in names and names - {lock.FILE}:
         raise BadInput('--branch', branch, 'is there and holds no run; name a new folder')
     if not _is_begun(workdir):
-        raise BadInput('--workdir', workdir, 'holds no run (no config.json) that --branch could begin from')
+        raise BadInput('--workdir', workdir, 'holds no run (no config.json); name one for --branch to begin from')
     if not checkpoint.steps(workdir):
-        raise BadInput('--workdir', workdir, 'holds no finished checkpoint that --branch could begin from')
+        raise BadInput('--workdir', workdir, 'holds no finished checkpoint; train this run first, or name another')
     changes = steering.changes(workdir, Settings.from_config(config).recorded)
     inherited = [change for change in changes if change.kind == Kind.INHERITED]
     if inherited:
@@ -214,7 +214,7 @@ def _open_branch(config, workdir, functions, steered):
     )
     source = run.settings.model
     trained = abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
-    checkpoint.check_params(checkpoint.newest(workdir), trained, '--branch', branch)
+    checkpoint.check_params(checkpoint.find_newest(workdir), trained, '--branch', branch)
     return run
 
 
@@ -297,19 +297,21 @@ def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm
             'learner.minibatches',
             minibatches,
             f'cuts the larger groups of collection.allocation={allocation!r} apart, and algorithm.weights={weights!r} '
-            'averages over whole ones; use 1, or token_mean',
+            "averages over whole ones; use 1, or algorithm.weights='token_mean'",
         )
 
 
 def _check_rewards(options: rewards.RewardOptions, algorithm: Algorithm):
-    """Raises BadInput when the algorithm reads a verdict that the config lacks, or ignores a reward that it shapes."""
+    """Raises BadInput if nothing says what is correct though the algorithm reads it, or if options shape a total reward
+    that the algorithm does not read.
+    """
     reads = algorithm.advantage_reads
     if 'correct' in reads | algorithm.reads and not (options.verifies_all or algorithm.source == 'pairs'):
         raise BadInput(
             'reward.verifier',
             '',
-            'nothing says what is correct, which the algorithm reads; name a part, with reward.correct_at its least '
-            'value of a correct completion',
+            'nothing says which completions are correct, and the algorithm reads that; name a part of the reward here, '
+            'and set reward.correct_at to its least value of a correct completion',
         )
     reads_total = bool({'rewards', 'token_rewards'} & reads) or options.steps_with_outcome
     for name in ('length_shaping', 'truncated_reward'):
@@ -421,7 +423,7 @@ def make_whole_policy(run: Run, trained: Any, path: str, workdir: str = '') -> A
     else:
         weights = make_weights(run)
     frozen = lora.freeze(weights, source.lora, source.dtype)
-    if digest.combined(frozen) != checkpoint.recorded_frozen(path):
+    if digest.hash_tree(frozen) != checkpoint.recorded_frozen(path):
         raise BadInput(
             'model.random_init' if source.random_init else 'model.path',
             source.random_init or source.path,
@@ -445,7 +447,7 @@ def open_state(
         if initial is None:
             return checkpoint.read_tree(path, abstract)
         changes = steering.changes(run.workdir, run.settings.recorded)
-        amended = steering.amended_since(run.workdir, int(os.path.basename(path)), changes)
+        amended = steering.keys_amended_since(run.workdir, int(os.path.basename(path)), changes)
         if not amended and not checkpoint.differs_in_observed(path, abstract):
             return checkpoint.read_tree(path, abstract)
         return checkpoint.read_fitting(path, abstract, initial, checkpoint.parts_to_reset(amended))
@@ -486,14 +488,14 @@ def barrier(
     if processes.several():  # one process traces its programs, which a hash needs, later
         values |= {f'program {name}': program.hash for name, program in programs.items()}
     with during('waiting for the other processes'):
-        processes.exchange_stop('the start', values | dict(_flat(recorded, 'config.')))
+        processes.exchange_stop('the start', values | dict(_flatten(recorded, 'config.')))
 
 
-def _flat(tree, prefix):
+def _flatten(tree, prefix):
     """Yields (dotted name, value) of each leaf of nested dicts."""
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _flat(value, f'{prefix}{name}.')
+            yield from _flatten(value, f'{prefix}{name}.')
         else:
             yield prefix + name, value
 
@@ -512,6 +514,6 @@ def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = 
         if processes.is_first():
             steering.record_environment(workdir)
             hf.copy_files(run.model.folder, os.path.join(workdir, 'model'))
-    steering.record_origins(workdir, steering.with_digests(settings.data.origins, train, workdir))
+    steering.record_origins(workdir, steering.add_digests(settings.data.origins, train, workdir))
     steering.record(workdir, step or 0, steering.changes(workdir, settings.recorded))
     json_file.write(os.path.join(workdir, 'config.json'), settings.recorded)

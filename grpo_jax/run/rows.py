@@ -34,14 +34,14 @@ def append_event(workdir: str | os.PathLike, step: int, event: str, **fields: An
 
 def recorded_events(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     """The rows of events.jsonl in the order of writing, without an incomplete last row; [] without the file."""
-    return [json.loads(line) for line in _event_lines(workdir)]
+    return [json.loads(line) for line in _read_event_lines(workdir)]
 
 
 def drop_events(workdir: str | os.PathLike, first_step: int) -> None:
     """Removes events of first_step and later steps, which will be repeated; LASTING events stay."""
     path = os.path.join(workdir, EVENTS)
     if os.path.exists(path) and processes.is_first():
-        rows = [(line, json.loads(line)) for line in _event_lines(workdir)]
+        rows = [(line, json.loads(line)) for line in _read_event_lines(workdir)]
         lasting = [line for line, row in rows if row['step'] < first_step or row['event'] in LASTING]
         if sum(map(len, lasting)) < os.path.getsize(path):
             with atomic_write(path) as file:
@@ -55,7 +55,8 @@ def rewrite_events(workdir: str | os.PathLike, rows: Iterable[Mapping[str, Any]]
             file.writelines(json.dumps(row) + '\n' for row in rows)
 
 
-def _event_lines(workdir):
+def _read_event_lines(workdir):
+    """The complete lines of events.jsonl, with their line ends; [] without the file."""
     path = os.path.join(workdir, EVENTS)
     if not os.path.exists(path):
         return []
@@ -113,7 +114,7 @@ def rollout_rows(
         example, length, advantage = examples[i // group], int(rewarded.lengths[i]), None
         if advantages is not None:
             by_completion = advantages.shape[1] == 1
-            advantage = json_float(advantages[i, 0]) if by_completion else _rounded(advantages[i, :length])
+            advantage = json_float(advantages[i, 0]) if by_completion else _round_numbers(advantages[i, :length])
         row = {
             'id': example.id,
             'prompt': example.prompt,
@@ -129,7 +130,7 @@ def rollout_rows(
         }
         if i < detailed:
             row['tokens'] = texts[i]
-            row |= {name: _rounded(x[i][mask[i]]) for name, x in numbers.items() if x is not None}
+            row |= {name: _round_numbers(x[i][mask[i]]) for name, x in numbers.items() if x is not None}
         rows.append(row)
     return rows
 
@@ -175,6 +176,6 @@ def _join_characters(completion, text_of, decode):
     return texts
 
 
-def _rounded(values):
+def _round_numbers(values):
     """The numbers as a list, rounded to DIGITS decimals; None for one that is not finite."""
     return [None if number is None else round(number, DIGITS) for number in map(json_float, values)]

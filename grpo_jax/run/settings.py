@@ -285,7 +285,7 @@ def _check_size(settings):
     columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
     rows = {
         'data.prompts_per_step x rollout.group_size': settings.data.prompts_per_step * settings.group_size,
-        'evaluation.samples': settings.evaluation.samples + 1,
+        'evaluation.samples + 1': settings.evaluation.samples + 1,
         'supervised.batch': settings.supervised.batch,
     }
     for name, count in rows.items():
@@ -294,5 +294,5 @@ def _check_size(settings):
                 name,
                 count,
                 f'are rows of data.max_prompt_tokens + rollout.max_tokens = {columns} tokens, and an array has less '
-                f'than {MOST_CELLS}; lower one',
+                f'than {MOST_CELLS} tokens; lower one of these numbers',
             )

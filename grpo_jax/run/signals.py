@@ -39,7 +39,7 @@ class Signals:
         _underway.append(self)
         # no other thread than the main one may set a handler
         if _signal_thread is None and threading.current_thread() is threading.main_thread():
-            self._before = _handle(self._stop)
+            self._before = _set_handlers(self._stop)
         return self
 
     def __exit__(self, *_):
@@ -51,7 +51,7 @@ class Signals:
         """Starts the timer of a step, whose name a hang prints; stops the timer of the step before."""
         self._disarm()
         if self._limit:
-            self._timer = threading.Timer(self._limit, _hang, (name, self._limit))
+            self._timer = threading.Timer(self._limit, _end_hung_process, (name, self._limit))
             self._timer.daemon = True
             self._timer.start()
 
@@ -60,6 +60,7 @@ class Signals:
             self._timer.cancel()
 
     def _restore(self):
+        """Restores the handlers that were there before this context; a second call does nothing."""
         _restore_handlers(self._before)
         self._before = {}
 
@@ -79,7 +80,7 @@ class SignalThread:
         self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self._before = _handle(self._handle_without_run)
+        self._before = _set_handlers(self._handle_without_run)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         os.register_at_fork(
             after_in_child=lambda: signal.set_wakeup_fd(-1)
@@ -93,6 +94,7 @@ class SignalThread:
         _restore_handlers(self._before)
 
     def _listen(self, reader):
+        """Passes each signal whose number arrives in the pipe on to _receive, while a run holds its workdir."""
         while number := os.read(reader, 1):
             workdirs = lock.held()
             if number[0] in NAMES and workdirs:
@@ -153,7 +155,7 @@ def stop_now(text: str, status: int) -> None:
     os._exit(status)  # sys.exit would wait for threads that compile or compute rewards
 
 
-def _handle(handler):
+def _set_handlers(handler):
     """Sets the handler of each signal in NAMES and returns {signal: earlier handler}.
 
     Signals that the process ignores, as under nohup or in a background job, stay ignored.
@@ -163,12 +165,13 @@ def _handle(handler):
 
 
 def _restore_handlers(handlers):
+    """Sets the handlers that _set_handlers returned."""
     for number, handler in handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: the handler was not Python's
 
 
-def _hang(name, limit):
-    """Prints the stacks of all threads and ends the process."""
+def _end_hung_process(name, limit):
+    """Prints the stacks of all threads and ends the process; name: of the step; limit: in seconds."""
     faulthandler.dump_traceback(all_threads=True)
     stop_now(
         f'error: {name} has taken more than log.hang_after = {limit:g} s; the stacks of all threads are above; the '

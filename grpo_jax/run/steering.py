@@ -52,14 +52,14 @@ class Change(NamedTuple):
         """The Kind of the change, never PARTS: new weights of the same rewards are AMENDABLE, other rewards FIXED."""
         kind = kind_of(self.key)
         if kind == Kind.PARTS:
-            return Kind.AMENDABLE if _names(self.old) == _names(self.new) else Kind.FIXED
+            return Kind.AMENDABLE if _reward_names(self.old) == _reward_names(self.new) else Kind.FIXED
         return kind
 
     def __str__(self) -> str:
         return f'{self.key}: was {self.old!r}, now {self.new!r}'
 
 
-def _names(parts):
+def _reward_names(parts):
     """The reward names in reward.parts."""
     return [name for name, _ in parts] if parts else None
 
@@ -106,17 +106,17 @@ def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -
     was = f'was {old!r} in {workdir}'
     was += ''.join(f', {change.key} = {change.new!r} was {change.old!r}' for change in others)
     fixed = [change.key for change in changed if change.kind not in (Kind.FREE, Kind.AMENDABLE)]
-    branch = "--branch=DIR begins a new run from this one's newest checkpoint"
+    branch = "--branch=DIR to begin a new run from this one's newest checkpoint"
     inherited = [change.key for change in changed if change.kind == Kind.INHERITED]
     if inherited:
         keys = ' and '.join(inherited)
-        remedy = f'a run and its branches keep their adapters, and so {keys}; use what was, or another --workdir'
+        remedy = f'a run and its branches keep their adapters, and so {keys}; use the old value, or another --workdir'
     elif steering is None:
         remedy = f'use {"that" if not others else "those"}, or another --workdir'
     elif fixed:
-        remedy = f'--amend cannot change {" or ".join(fixed)} in place; {branch}, or use another --workdir'
+        remedy = f'--amend cannot change {" or ".join(fixed)} in place; use {branch}, or another --workdir'
     else:
-        remedy = f'--amend goes on with it from here and records the change, {branch}'
+        remedy = f'use --amend to go on with it from here and record the change, or {branch}'
     raise BadInput(key, new, f'{was}; {remedy}')
 
 
@@ -148,7 +148,7 @@ def valid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> 
     return valid[::-1]
 
 
-def amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> set[str]:
+def keys_amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> set[str]:
     """The keys whose amendments a step's checkpoint lacks: amended at the step or later, or amendable in `changed`."""
     path = os.path.join(workdir, 'config.json')
     recorded = json_file.read_object(path) if os.path.exists(path) else {}
@@ -178,6 +178,7 @@ def record_environment(workdir: str) -> None:
 
 
 def _read_environments(path):
+    """The entries of environment.json; raises BadInput where the file holds no list of dicts."""
     with contextlib.suppress(BadInput, TypeError):
         entries = json_file.read(path)
         if all(isinstance(entry, dict) for entry in entries):
@@ -191,7 +192,7 @@ def code_name(code: dict[str, Any]) -> str:
     return f'{code.get("version")}' + (f' at commit {commit[:12]}{edits}' if commit else '')
 
 
-def begun_with(workdir: str) -> str:
+def first_code_name(workdir: str) -> str:
     """The code that began a workdir's run, in words; 'of an unknown version' without an environment.json."""
     path = os.path.join(workdir, ENVIRONMENT)
     entries = _read_environments(path) if os.path.exists(path) else []
@@ -225,14 +226,15 @@ def _commit(root: str) -> dict[str, Any]:
         return {}
     git = ['git', '-c', f'safe.directory={root}', '-C', root]
     try:
-        commit = _output([*git, 'rev-parse', 'HEAD'])
-        edits = _output([*git, 'status', '--porcelain', '--', 'grpo_jax', 'configs'])
+        commit = _run_command([*git, 'rev-parse', 'HEAD'])
+        edits = _run_command([*git, 'status', '--porcelain', '--', 'grpo_jax', 'configs'])
     except (OSError, subprocess.SubprocessError):  # no git, or no commit
         return {}
     return {'commit': commit, 'edited': bool(edits)}
 
 
-def _output(command):
+def _run_command(command):
+    """What a command prints on stdout, stripped; raises SubprocessError when the command fails."""
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     return done.stdout.strip()
 
@@ -259,7 +261,7 @@ def recorded_origins(workdir: str) -> list[data.Origin]:
         raise BadInput('origins of the data', path, 'is no list of them; bring it back from a copy') from None
 
 
-def with_digests(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> list[data.Origin]:
+def add_digests(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> list[data.Origin]:
     """The origins; folders get the digest that the workdir records, or in a new workdir the digest of `train`."""
     if not any(origin.folder for origin in origins):
         return list(origins)

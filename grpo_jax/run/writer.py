@@ -92,7 +92,7 @@ class Board:
         if config is not None:
             from tensorboardX import summary
 
-            parts = summary.hparams(dict(_flat(config)), dict.fromkeys(COMPARED, 0.0))
+            parts = summary.hparams(dict(_flatten(config)), dict.fromkeys(COMPARED, 0.0))
             self._begin += [self._event(summary=part) for part in parts]
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
@@ -133,13 +133,14 @@ class Board:
             self._file.close()
 
     def _write(self, step, summaries):
+        """Appends summaries of a step to the event file, made at the first call; all, or none with OSError."""
         events = [*self._begin, *(self._event(step=step, summary=value) for value in summaries)]
         if self._file is None:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._file = open(self._path, 'ab', buffering=0)
         size = os.fstat(self._file.fileno()).st_size
         try:
-            append_whole(self._file, b''.join(map(_record, events)))
+            append_whole(self._file, b''.join(map(_encode_record, events)))
         except OSError:
             self._file.truncate(size)  # readers would stop at half a record
             raise
@@ -150,16 +151,16 @@ class Board:
         os.stat(self._path)  # raises when the file was removed: its writes succeed, and are lost
 
 
-def _flat(tree, prefix=''):
+def _flatten(tree, prefix=''):
     """Yields (dotted name, number or text) of each leaf of nested dicts."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f'{prefix}{name}.')
+            yield from _flatten(value, f'{prefix}{name}.')
         else:
             yield prefix + name, value if isinstance(value, (bool, int, float, str)) else repr(value)
 
 
-def _record(event):
+def _encode_record(event):
     """The bytes of an event in a TFRecord file: length, checksum of the length, content, checksum of the content."""
     from tensorboardX.record_writer import masked_crc32c
 
@@ -192,7 +193,7 @@ class Tracking(NamedTuple):
             else:
                 reason = ''
             if not usable:
-                raise BadInput('log.trackers', name, f"cannot be imported{reason}; pip install 'grpo_jax[{name}]'")
+                raise BadInput('log.trackers', name, f"cannot be imported{reason}; run pip install 'grpo_jax[{name}]'")
 
 
 class Subject(NamedTuple):
@@ -233,6 +234,7 @@ class Trackers:
         self._runs.clear()
 
     def _begin(self, name):
+        """Starts a tracker, or goes on with its run of this workdir."""
         module: Any = importlib.import_module(name)
         about = {'project': self._subject.tracking.project, 'config': self._subject.config, 'resume': 'allow'}
         run_id = _run_id(self._workdir)

@@ -47,7 +47,7 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
             reward_model.run(learning, folders['reward_model'])
             processes.exchange(f'the reward model in {folders["reward_model"]}', '')
         learning = policy_config(config, i, policy, reward_folder)
-        if not train.finished(learning, folders['policy']):
+        if not train.is_finished(learning, folders['policy']):
             export.check_whole(folders['exported'], folders['policy'], config.steps)
             if i:  # every iteration reads the same versions of the data
                 record_origins(folders['policy'], recorded_origins(os.path.join(workdir, '0', 'policy')))

@@ -102,7 +102,7 @@ def _is_finished(stage, folder):
     if stage.command == 'sample':
         path = os.path.join(os.path.dirname(folder), SAMPLED)
         return os.path.isfile(path) and json_file.read(path) == stage.request._asdict()
-    return COMMANDS[stage.command].finished(stage.config, folder)
+    return COMMANDS[stage.command].is_finished(stage.config, folder)
 
 
 def check(stages: Sequence[Stage], workdir: str) -> None:

@@ -97,7 +97,7 @@ def run(
         folder = os.path.join(workdir, preset, str(seed))
         outcomes[preset, seed] = None
         try:
-            if not train.finished(config, folder):
+            if not train.is_finished(config, folder):
                 print(f'{number} of {len(configs)}: {preset}, seed {seed}', file=sys.stderr, flush=True)
                 own_start = os.path.join(folder, 'cold_start')
                 if config.supervised.updates and not os.path.exists(own_start):

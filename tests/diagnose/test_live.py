@@ -163,7 +163,7 @@ def test_another_process_learns_from_the_first_that_the_run_stops(tmp_path, monk
 
 
 def test_a_row_holds_what_is_a_number_and_later_names_are_not_in_it():
-    first = loop._monitored({'step': 3.0, 'reward': np.float32(0.1), 'kl': None, 'entropy': np.nan}, 3)
-    second = loop._monitored({'step': 4, 'script/han': 0.5}, 4)
+    first = loop._monitored_row({'step': 3.0, 'reward': np.float32(0.1), 'kl': None, 'entropy': np.nan}, 3)
+    second = loop._monitored_row({'step': 4, 'script/han': 0.5}, 4)
     assert first == {'step': 3, 'reward': float(np.float32(0.1))} and isinstance(first['step'], int)
     assert second == {'step': 4, 'script/han': 0.5} and first.get('script/han') is None and 'reward' not in second
