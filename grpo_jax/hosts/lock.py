@@ -60,7 +60,7 @@ class Lock:
             if isinstance(error, CannotWrite) or error.errno in TRANSIENT:
                 raise CannotWrite(self._path, error) from None
             reason = error.strerror or str(error)
-            raise BadInput(self._flag, self.folder, f'cannot be written to: {reason}; choose another') from None
+            raise BadInput(self._flag, self.folder, f'cannot be written to: {reason}; choose another folder') from None
         threading.Thread(target=self._beat, name='lock', daemon=True).start()
 
     def check(self, settled: bool) -> None:
@@ -73,7 +73,7 @@ class Lock:
         if self._lost == 'gone':
             raise CannotWrite(self._path, FileNotFoundError(errno.ENOENT, 'the file or its folder has been removed'))
         if self._lost:
-            raise InUse(self._flag, self.folder, f'{self._lost} has taken it; this process leaves it')
+            raise InUse(self._flag, self.folder, f'{self._lost} has taken it; stop that one, or use another folder')
 
     def release(self) -> None:
         """Removes the file, and the folders that were made for it, if they are empty."""
@@ -186,7 +186,7 @@ def own(folder: str, flag: str = '--workdir') -> Iterator[None]:
     buckets.refuse(flag, folder)
     path = os.path.realpath(folder)
     if path in _held:
-        raise InUse(flag, folder, 'this very process is using it; wait for its end')
+        raise InUse(flag, folder, 'this very process is using it; wait until it has ended, or use another folder')
     _held[path] = lock = Lock(path, flag)
     try:
         if processes.speaks():

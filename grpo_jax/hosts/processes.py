@@ -157,7 +157,7 @@ def _start(coordinator, processes, process):
     """Joins the other processes, if there are any, and returns whether it did; raises BadInput as session does."""
     if coordinator is None:
         if processes is not None or process is not None:
-            raise BadInput('--coordinator', coordinator, '--processes and --process need it: HOST:PORT of process 0')
+            raise BadInput('--coordinator', coordinator, 'give HOST:PORT of process 0 with --processes and --process')
         if not _on_tpu():
             return False
         try:
@@ -172,7 +172,7 @@ def _start(coordinator, processes, process):
             'with --coordinator, say how many processes there are, and which this one is, counted from 0',
         )
     if not coordinator.rpartition(':')[2].isdigit():
-        raise BadInput('--coordinator', coordinator, 'is not HOST:PORT of process 0')
+        raise BadInput('--coordinator', coordinator, 'is not HOST:PORT; give that of process 0')
     _initialize(coordinator, processes, process)
     if processes > 1 and jax.default_backend() == 'cpu':
         # Only the first process would load programs from the cache. A loaded program of XLA's older emitters waits for

@@ -80,16 +80,16 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
         raise BadInput(
             'learner.pack_columns',
             columns,
-            f'holds no prompt of {sizes.queries} tokens with {behind}, {least} in all; choose at least that',
+            f'is too short for a prompt of {sizes.queries} tokens with {behind}; choose {least} or more',
         )
     if learning.pack_rows < 1:
-        raise BadInput('learner.pack_rows', learning.pack_rows, 'must be at least 1')
+        raise BadInput('learner.pack_rows', learning.pack_rows, 'must be at least 1, since rows are packed; raise it')
     multiple = 8 * context_size
     if columns % multiple:
         raise BadInput(
             'learner.pack_columns',
             columns,
-            f'must be a multiple of 8 x mesh.context = {multiple}; the next one is {columns + -columns % multiple}',
+            f'must be a multiple of 8 x mesh.context = {multiple}; raise it to {columns + -columns % multiple}',
         )
     return sizes
 

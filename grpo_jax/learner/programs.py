@@ -311,7 +311,7 @@ def check_sizes(
             'learner.minibatches x microbatches',
             (learning.minibatches, learning.microbatches),
             f'does not cut {shapes.prompts} prompts of {shapes.group_size} completions into equal parts '
-            'of whole groups; choose divisors',
+            'of whole groups; choose divisors of these numbers',
         )
     batches.check_divides(mesh, prompts, shapes.prompts)
     if padded:

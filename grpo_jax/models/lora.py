@@ -52,13 +52,15 @@ class LoraOptions(NamedTuple):
         try:
             named = [name for name in MATRICES if re.fullmatch(options.targets, name)]
         except re.error as error:
-            raise BadInput('model.lora.targets', options.targets, f'is no regular expression: {error}') from None
+            raise BadInput(
+                'model.lora.targets', options.targets, f'is no regular expression ({error}); correct it'
+            ) from None
         if not named:
             raise BadInput('model.lora.targets', options.targets, f'must match one of {", ".join(MATRICES)}')
         for name in NEED_RANK:
             value = getattr(options, name)
             if value and not options.rank:
-                raise BadInput(f'model.lora.{name}', value, 'is not read with model.lora.rank = 0; set its rank')
+                raise BadInput(f'model.lora.{name}', value, 'is not read with model.lora.rank = 0; set a rank')
         return options
 
     @property
@@ -91,7 +93,7 @@ def policy_table(c: transformer.ModelConfig, options: LoraOptions = OFF) -> dict
     }
     if not any(map(_is_adapted, layers.values())):
         matrices = ', '.join(name for name in MATRICES if name in layers)
-        raise BadInput('model.lora.targets', options.targets, f'matches no matrix of this model: {matrices}')
+        raise BadInput('model.lora.targets', options.targets, f'matches no matrix; choose from {matrices}')
     return table | {'layers': layers}
 
 

@@ -49,7 +49,7 @@ def make(section: Any) -> jax.sharding.Mesh:
         raise BadInput(
             'mesh',
             dict(section),
-            f'has {size} devices; {jax.process_count()} processes must use all {len(devices)} of theirs',
+            f'has {size} devices; {jax.process_count()} processes must use all {len(devices)} of theirs; raise an axis',
         )
     if size > len(devices):
         raise BadInput(
@@ -74,7 +74,7 @@ def over(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax
                 'mesh.data',
                 shape[0],
                 f'must be a multiple of the {slices} slices, so that only data crosses '
-                f'the network between them; the nearest is {max(round(shape[0] / slices), 1) * slices}',
+                f'the network between them; choose {max(round(shape[0] / slices), 1) * slices}',
             )
         between = (slices,) + (1,) * (len(AXES) - 1)
         grid = mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), between, devices=devices)

@@ -22,7 +22,7 @@ def params(table: Any, mesh: Mesh | AbstractMesh) -> Any:
                 raise BadInput(
                     f'mesh.{axis}',
                     mesh.shape[axis],
-                    f'does not divide {path}, shape {param.shape}; the nearest size that does is {fits[-1]}',
+                    f'does not divide {path}, shape {param.shape}; lower it to {fits[-1]}',
                 )
         return NamedSharding(mesh, PartitionSpec(*param.axes))
 

@@ -49,14 +49,14 @@ def test_a_number_that_nothing_reads_is_refused(number):
 
 
 def test_the_refusal_names_the_chosen_piece_and_those_that_read_the_number():
-    words = r'clip_high = 0\.28: nothing reads it with surrogate cispo; it is for surrogate clip or dual_clip$'
+    words = r'clip_high = 0\.28: nothing reads it with surrogate cispo; .* choose surrogate clip or dual_clip$'
     with pytest.raises(BadInput, match=words):
         fixture.algorithm('cispo', clip_high=0.28)
-    with pytest.raises(BadInput, match='with selection all_tokens; it is for selection clip_cov; a regularizer'):
+    with pytest.raises(BadInput, match=r'with selection all_tokens; .* choose selection clip_cov, or a regularizer'):
         fixture.algorithm('grpo', covariance_share=0.1)
-    with pytest.raises(BadInput, match='with advantage group_norm; it is for an advantage that reads values'):
+    with pytest.raises(BadInput, match=r'with advantage group_norm; .* choose an advantage that reads values'):
         fixture.algorithm('grpo', value_clip=0.5)
-    with pytest.raises(BadInput, match='nothing reads it; it is for a kl_target above 0'):
+    with pytest.raises(BadInput, match=r'nothing reads it; .* choose a kl_target above 0'):
         fixture.algorithm('grpo', kl_horizon=5.0)
 
 

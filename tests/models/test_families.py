@@ -316,7 +316,7 @@ def test_a_config_of_another_family_is_refused_in_one_line_that_lists_those_ther
     change_config(tmp_path, model_type='mamba2')
     with pytest.raises(BadInput) as refusal:
         families.load_config(tmp_path)
-    assert str(refusal.value).endswith(f"'mamba2': not supported; one of {', '.join(families.FAMILIES)} is")
+    assert str(refusal.value).endswith(f"'mamba2': is not supported; choose a model of {', '.join(families.FAMILIES)}")
     assert '\n' not in str(refusal.value)
 
 

@@ -410,10 +410,7 @@ def test_a_config_that_is_no_json_is_refused(folder):
             ('sliding_window', '0'),
         ),
         (dict(model_type='mistral', layer_types=['full_attention'] * 2), ('layer_types', 'full_attention', 'alone')),
-        (
-            dict(layer_types=['sliding_attention'] * 2),
-            ('layer_types', 'sliding', 'not supported; full_attention alone'),
-        ),
+        (dict(layer_types=['sliding_attention'] * 2), ('layer_types', 'sliding', 'must be full_attention;')),
         (dict(model_type='gemma2', use_bidirectional_attention=True), ('use_bidirectional', 'True', 'causal')),
         (dict(model_type='gemma3_text', attn_logit_softcapping=5.0), ('attn_logit_softcapping', '5.0', 'null')),
         (dict(model_type='gemma2', hidden_activation='silu_'), ('hidden_activation', 'silu_', 'gelu_pytorch_tanh')),

@@ -36,7 +36,7 @@ def check(folder: str | os.PathLike[str]) -> None:
         if (is_text or name.endswith('.safetensors')) and not os.path.isfile(path):
             raise BadInput('model.path', path, f'is no plain file; {REMEDY}')
         if is_text and os.path.getsize(path) > LARGEST:
-            raise BadInput(path, f'{os.path.getsize(path)} bytes', f'must have at most {LARGEST}; {REMEDY}')
+            raise BadInput(path, f'{os.path.getsize(path)} bytes', f'must be at most {LARGEST} bytes; {REMEDY}')
 
 
 def read_settings(folder: str | os.PathLike[str], name: str, remedy: str = REMEDY) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def check_tokenizer(folder: str | os.PathLike[str]) -> None:
         settings.append({'added_tokens': read_settings(folder, 'tokenizer.json').get('added_tokens')})
     for key in (key for value in settings for key in _nested_keys(value)):
         if not key.isprintable():
-            raise BadInput(f'a setting of the tokenizer in {folder}', key, f'has no such name; {REMEDY}')
+            raise BadInput(f'a setting of the tokenizer in {folder}', key, f'no setting has this name; {REMEDY}')
 
 
 def _nested_keys(value):
