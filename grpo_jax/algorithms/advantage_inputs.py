@@ -45,7 +45,7 @@ def compute_advantages(
     kl_coef = algorithm.kl_coef if kl_coef is None else kl_coef
     inputs = _host_inputs(algorithm, rewards, kl_coef, data)
     checks.check_outcomes(algorithm, inputs['correct'])
-    advantages = _in_columns(algorithm.advantage, pieces.call(algorithm.advantage, inputs), inputs)
+    advantages = _to_columns(algorithm.advantage, pieces.call(algorithm.advantage, inputs), inputs)
     dead = inputs['dead']
     if pieces.compares_outcomes(algorithm.advantage) and algorithm.kl_placement != 'reward_sequence':
         advantages = np.where(dead[:, None, None], 0.0, advantages)
@@ -126,7 +126,7 @@ def _summed_kl(mask, kl):
     return np.sum(_token_kl(mask, kl), -1)
 
 
-def _in_columns(piece, advantages, inputs):
+def _to_columns(piece, advantages, inputs):
     """Advantages as [P, G, 1], or [P, G, C] if the piece is by token; raises BadInput if it returns columns unasked."""
     advantages = advantages.reshape(*inputs['rewards'].shape, -1)
     if pieces.is_by_token(piece):

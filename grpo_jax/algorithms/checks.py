@@ -120,7 +120,7 @@ def refuse_inert_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[
     read |= {number for number, (holds, _) in conditions.items() if holds}
     defaults = dict(algorithm._field_defaults)
     numbers = {
-        key: {name: pieces.numbers(piece) for name, piece in pieces.named(module).items()}
+        key: {name: pieces.numbers(piece) for name, piece in pieces.list_pieces(module).items()}
         for key, module in modules.items()
     }
     for by_piece in numbers.values():

@@ -160,7 +160,7 @@ def metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) ->
     most = 0.9999 * np.exp(ratios.MAX_MEAN_LOG_RATIO if by_mean else reductions.MAX_LOG_RATIO)
     gap, rho = jnp.abs(log_rho), ratios.token(log_rho)
     better, worse = mask & (experience.advantages > 0), mask & (experience.advantages < 0)
-    clipped = _clipped(algorithm, output, experience)
+    clipped = _mark_clipped(algorithm, output, experience)
     diagnostics = {
         'entropy': mean(output.entropy),
         'ratio_mean': mean(ratio),
@@ -182,14 +182,14 @@ def metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) ->
         reference = jnp.where(mask, ref_logprobs, logprobs)
         diagnostics['kl_ref'] = mean(kl.k3(logprobs, reference))
         bound = pieces.property_of(algorithm.kl, 'clamped_at')
-        diagnostics['kl_clamped_share'] = mean(kl_clamped(logprobs, reference, bound))
+        diagnostics['kl_clamped_share'] = mean(is_kl_clamped(logprobs, reference, bound))
     if algorithm.needs_teacher:
         teacher_logprobs: Any = experience.teacher_logprobs
         diagnostics['kl_teacher'] = mean(kl.k3(logprobs, jnp.where(mask, teacher_logprobs, logprobs)))
     return diagnostics
 
 
-def _clipped(algorithm, output, experience):
+def _mark_clipped(algorithm, output, experience):
     """bool[B, C]: tokens at which the gradient of the surrogate is 0, found by differentiating it."""
 
     def surrogate(logprobs):
@@ -199,7 +199,7 @@ def _clipped(algorithm, output, experience):
     return (jax.grad(surrogate)(output.logprobs) == 0) & experience.rollout.loss_mask
 
 
-def kl_clamped(logprobs: Float[Array, '...'], reference: Float[Array, '...'], most: float) -> Bool[Array, '...']:
+def is_kl_clamped(logprobs: Float[Array, '...'], reference: Float[Array, '...'], most: float) -> Bool[Array, '...']:
     """Tokens whose KL term is clamped, by the bound of the log ratio or by the bound `most` of k3."""
     d = reference - logprobs
     return (jnp.abs(d) > reductions.MAX_LOG_RATIO) | (reductions.clamped_exp(d) - d - 1 > most)

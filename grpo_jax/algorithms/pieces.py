@@ -113,14 +113,14 @@ def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
 
     key: the config key that names the piece, for the message.
     """
-    choices = named(module)
+    choices = list_pieces(module)
     if name not in choices:
         raise BadInput(f'algorithm.{key}', name, 'choose one of ' + ', '.join(sorted(choices)))
     bound = {number: section[number] for number in numbers(choices[name]) if number in section}
     return functools.partial(choices[name], **bound) if bound else choices[name]
 
 
-def named(module: ModuleType) -> dict[str, Callable]:
+def list_pieces(module: ModuleType) -> dict[str, Callable]:
     """The pieces of a module by name."""
     return {
         name: piece

@@ -43,7 +43,7 @@ def download(thing: str, url: str, patterns: Sequence[str]) -> str:
     BadInput, which names the config key `thing`, where the bucket cannot be read or has no such file.
     """
     system, root = _open_file_system(thing, url)
-    with _errors_refused(thing, url):
+    with _refuse_errors(thing, url):
         single = system.isfile(root)
         listed = {root: system.info(root)} if single else system.find(root, detail=True)
     names = {path: posixpath.basename(root) if single else posixpath.relpath(path, root) for path in listed}
@@ -80,7 +80,7 @@ def _open_file_system(thing, url):
 
 
 @contextlib.contextmanager
-def _errors_refused(thing, url):
+def _refuse_errors(thing, url):
     """Turns errors of a bucket's file system, raised within the context, into BadInput."""
     try:
         yield
@@ -119,7 +119,7 @@ def _download_files(thing, url, system, entries):
                 _record_identity(partial, identity)
             with open(partial, 'ab') as file:
                 while (start := file.tell()) < info['size']:
-                    with _errors_refused(thing, url):
+                    with _refuse_errors(thing, url):
                         content = system.cat_file(remote, start=start, end=min(start + CHUNK, info['size']))
                     if not content:
                         raise BadInput(

@@ -98,7 +98,7 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
             raise
 
 
-def inside(folder: str | os.PathLike, name: str) -> str:
+def path_inside(folder: str | os.PathLike, name: str) -> str:
     """The path of a file in a folder. Raises BadInput where the name, or a link, leads out of the folder.
 
     For folders that others have made. From a snapshot in the hub's cache, links may lead to blobs of the repository, or

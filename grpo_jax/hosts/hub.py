@@ -96,7 +96,7 @@ def upload(thing: str, name: str, folder: str, message: str) -> None:
         raise BadInput(thing, name, f'the hub gave {reason}; {folder} is whole, upload it with `{command}`') from None
 
 
-def page(name: str) -> str:
+def page_url(name: str) -> str:
     """The URL of a model's page on the hub."""
     return f'https://huggingface.co/{name}'
 

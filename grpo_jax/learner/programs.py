@@ -126,7 +126,7 @@ def make_learner(
     )
     state, needed = _abstract_state(spec, mesh, kept), algorithm.needed_logprobs(learning.updates)
     experience = _abstract_experience(spec, mesh, shapes, learning.known_fields(needed))
-    packed = _abstract_packed(sizes, learning.minibatches, mesh, shapes)
+    packed = _abstract_cells(sizes, learning.minibatches, mesh, shapes)
 
     def initial(params):
         return new_state(params, spec, kept)
@@ -213,7 +213,7 @@ def make_teacher(
     )
     params = abstract_params(transformer.param_table(model_config), mesh)
     rollout = batches.abstract_rollout(shapes, specs.over_rows(mesh))
-    inputs = params, rollout, _abstract_packed(sizes, learning.minibatches, mesh, shapes)
+    inputs = params, rollout, _abstract_cells(sizes, learning.minibatches, mesh, shapes)
     spec = packing.ForwardSpec(model_config, head, sizes)
     return make_scorer("the teacher's logprobs", inputs, mesh, spec, learning.dtype, frozenset())
 
@@ -358,7 +358,7 @@ def _packed_shardings(mesh):
     return packing.PackedCells(cells, specs.replicated(mesh))
 
 
-def _abstract_packed(sizes, minibatches, mesh, shapes):
+def _abstract_cells(sizes, minibatches, mesh, shapes):
     """The abstract PackedCells of a step, or None where rows are padded."""
     if sizes is None:
         return None

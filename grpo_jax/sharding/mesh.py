@@ -58,10 +58,10 @@ def make(section: Any) -> jax.sharding.Mesh:
             f'needs {size} devices and {len(devices)} are here; lower an axis so that the product fits',
         )
     on_tpu = devices[0].platform == 'tpu'
-    return over(devices[:size], shape, len({device.slice_index for device in devices[:size]}) if on_tpu else 1)
+    return arrange(devices[:size], shape, len({device.slice_index for device in devices[:size]}) if on_tpu else 1)
 
 
-def over(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax.sharding.Mesh:
+def arrange(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax.sharding.Mesh:
     """Mesh of `shape`, a size for each of AXES, where neighbours are neighbours in the torus of a TPU slice.
 
     slices: number of TPU slices, over which axis data goes. Raises BadInput where they do not divide it.

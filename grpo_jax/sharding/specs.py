@@ -38,7 +38,7 @@ def sampler_params(table: Any, mesh: Mesh) -> Any:
     return map_table(leaf, table)
 
 
-def unstacked(sharding: NamedSharding) -> NamedSharding:
+def layer_sharding(sharding: NamedSharding) -> NamedSharding:
     """One layer's sharding, from the sharding of the array that stacks all layers."""
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 

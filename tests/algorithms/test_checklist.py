@@ -55,7 +55,7 @@ def test_tokens_with_a_clamped_kl_are_counted(estimator, difference):
     assert metrics['kl_clamped_share'] == pytest.approx(np.mean(gradient[fixture.MASK] == 0))
 
 
-@pytest.mark.parametrize('ratio', sorted(pieces.named(ratios)))
+@pytest.mark.parametrize('ratio', sorted(pieces.list_pieces(ratios)))
 @pytest.mark.parametrize('sign', [1, -1])
 def test_a_clamped_ratio_gives_no_gradient(ratio, sign):
     # 25 nats a token, away from the side that GMPO clips; without a clip only the clamp can stop the gradient

@@ -21,7 +21,7 @@ GROUPED = fixture.MASK.reshape(2, 4, 5)
 
 
 def every_piece():
-    return [piece for module in MODULES.values() for piece in pieces.named(module).values()]
+    return [piece for module in MODULES.values() for piece in pieces.list_pieces(module).values()]
 
 
 def changed(value):
@@ -112,7 +112,7 @@ def test_an_advantage_by_token_that_says_it_is_not_is_refused():
         algorithms.compute_advantages(method, fixture.REWARDS, mask=GROUPED)
 
 
-@pytest.mark.parametrize('name', sorted(pieces.named(advantages)))
+@pytest.mark.parametrize('name', sorted(pieces.list_pieces(advantages)))
 def test_what_an_advantage_says_of_its_columns_is_so(name):
     method = fixture.algorithm_with('dapo', dict(pass_k=2), advantage=name)._replace(surrogate=surrogates.importance)
     if name != 'gdpo':  # reads parts, which the example lacks
@@ -158,7 +158,7 @@ STOPPED = {'cispo', 'vespo', 'k3_straight_through', 'sequence_geometric_token'} 
 SMOOTH = [
     piece
     for module in (ratios, surrogates, kl, regularizers)
-    for piece in pieces.named(module).values()
+    for piece in pieces.list_pieces(module).values()
     if not STOPPED & {piece.__name__}
 ]
 

@@ -340,4 +340,4 @@ def test_warnings_of_one_update_are_those_of_the_pieces(preset):
 
 
 def test_every_estimator_is_in_one_of_the_lists_of_these_tests():
-    assert {*COMPARING, *LONE} == set(pieces.named(advantages))
+    assert {*COMPARING, *LONE} == set(pieces.list_pieces(advantages))

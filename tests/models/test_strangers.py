@@ -338,7 +338,7 @@ def test_blobs_that_are_a_link_themselves_are_not_followed(good, tmp_path):
     (snapshot.parent.parent / 'blobs').symlink_to(good)
     (snapshot / 'config.json').symlink_to('../../blobs/config.json')
     with pytest.raises(BadInput, match='lies outside'):
-        files.inside(snapshot, 'config.json')
+        files.path_inside(snapshot, 'config.json')
 
 
 def test_a_link_within_the_folder_is_followed(folder):

@@ -238,7 +238,7 @@ def check_config(hf: Any, path: str) -> None:
     if hf.model_type == 'gemma3_text' and hf.attn_logit_softcapping is not None:  # transformers leaves it out as well
         raise BadInput(f'attn_logit_softcapping in {path}', hf.attn_logit_softcapping, 'must be null; set it to that')
     if getattr(hf, 'use_bidirectional_attention', None):
-        raise BadInput(f'use_bidirectional_attention in {path}', True, 'must be false; choose another model')
+        raise BadInput(f'use_bidirectional_attention in {path}', True, 'is not supported; choose a causal model')
     if hf.num_attention_heads % hf.num_key_value_heads:
         raise _config_error(
             path,

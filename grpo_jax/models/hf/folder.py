@@ -32,7 +32,10 @@ def check(folder: str | os.PathLike[str]) -> None:
     for name in names:
         if name != TEMPLATES and os.path.isdir(os.path.join(folder, name)):
             continue
-        path, is_text = files.inside(folder, name), FILES.fullmatch(name) or name == INDEX or name.endswith('.jinja')
+        path, is_text = (
+            files.path_inside(folder, name),
+            FILES.fullmatch(name) or name == INDEX or name.endswith('.jinja'),
+        )
         if (is_text or name.endswith('.safetensors')) and not os.path.isfile(path):
             raise BadInput('model.path', path, f'is no plain file; {REMEDY}')
         if is_text and os.path.getsize(path) > LARGEST:
@@ -42,7 +45,7 @@ def check(folder: str | os.PathLike[str]) -> None:
 def read_settings(folder: str | os.PathLike[str], name: str, remedy: str = REMEDY) -> dict[str, Any]:
     """The object in the folder's JSON file `name`; {} without that file. Raises BadInput where it holds no object."""
     path = os.path.join(folder, name)
-    return json_file.read_object(files.inside(folder, name), remedy) if os.path.lexists(path) else {}
+    return json_file.read_object(files.path_inside(folder, name), remedy) if os.path.lexists(path) else {}
 
 
 def check_tokenizer(folder: str | os.PathLike[str]) -> None:
@@ -56,7 +59,7 @@ def check_tokenizer(folder: str | os.PathLike[str]) -> None:
             f'must be a list of names of files; {REMEDY}',
         )
     for name in versions:
-        files.inside(folder, name)
+        files.path_inside(folder, name)
     settings = [config, read_settings(folder, 'special_tokens_map.json')]
     if 'added_tokens_decoder' not in config:  # transformers then takes the added tokens from tokenizer.json
         settings.append({'added_tokens': read_settings(folder, 'tokenizer.json').get('added_tokens')})

@@ -261,8 +261,8 @@ def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -
     folders.check(source)
     os.makedirs(folder, exist_ok=True)
     for name in config_files(source):
-        with open(files.inside(source, name), 'rb') as original:
-            with files.atomic_write(files.inside(folder, name), 'wb') as copy:
+        with open(files.path_inside(source, name), 'rb') as original:
+            with files.atomic_write(files.path_inside(folder, name), 'wb') as copy:
                 shutil.copyfileobj(original, copy)
 
 

@@ -38,7 +38,7 @@ def check_family(thing: str, value: Any, c: transformer.ModelConfig) -> None:
 def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: lora.LoraOptions) -> None:
     """Raises BadInput when a folder's adapters are no plain LoRA, or do not fit the options; reads only headers."""
     check_family('model.lora.path', os.fspath(folder), c)
-    config = json_file.read_object(files.inside(folder, CONFIG), REMEDY)
+    config = json_file.read_object(files.path_inside(folder, CONFIG), REMEDY)
     if config.get('peft_type') != 'LORA':
         raise BadInput(
             f'peft_type in {folder}', config.get('peft_type'), 'is not supported; name a folder whose peft_type is LORA'
@@ -92,7 +92,7 @@ def _tensor_names(matrix, factor, c):
 
 
 def _open(folder) -> Any:
-    path = files.inside(folder, WEIGHTS)
+    path = files.path_inside(folder, WEIGHTS)
     try:
         return safe_open(path, 'np')
     except (SafetensorError, OSError) as error:

@@ -94,7 +94,7 @@ def _read_index(folder):
     shards = index.get('weight_map')
     if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
         raise BadInput('model.path', path, 'is no index of weights: it has no weight_map of files; fetch it again')
-    paths = {shard: files.inside(folder, shard) for shard in set(shards.values())}
+    paths = {shard: files.path_inside(folder, shard) for shard in set(shards.values())}
     absent = sorted(path for path in paths.values() if not os.path.isfile(path))
     if absent:
         count = f'{len(absent)} of the {len(paths)} safetensors files that the index names are absent'
