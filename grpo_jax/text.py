@@ -78,11 +78,14 @@ class Activity:
 class Listener(Protocol):
     """What is called when an activity begins, advances and ends, such as the console."""
 
-    def began(self, activity: Activity) -> None: ...
+    def began(self, activity: Activity) -> None:
+        """Called when an activity begins."""
 
-    def advanced(self, activity: Activity) -> None: ...
+    def advanced(self, activity: Activity) -> None:
+        """Called when an activity has advanced."""
 
-    def ended(self, activity: Activity) -> None: ...
+    def ended(self, activity: Activity) -> None:
+        """Called when an activity ends, by an exception too."""
 
 
 listeners: list[Listener] = []

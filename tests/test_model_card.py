@@ -188,7 +188,7 @@ def test_without_a_token_nothing_begins(api, tmp_path, monkeypatch):
 
 def test_with_a_token_that_only_reads_nothing_begins(api, tmp_path):
     api.fails = 'role'
-    refused_push(tmp_path, 'me/mine', 'needs a token that may write, and this one reads')
+    refused_push(tmp_path, 'me/mine', 'the token may only read; run `hf auth login` with one that may write')
 
 
 def test_without_network_nothing_begins(api, tmp_path, monkeypatch):

@@ -114,6 +114,7 @@ def token_rewards(algorithm, rewards, kl_coef, inputs):
 
 
 def _token_kl(mask, kl):
+    """f64[P, G, C]: each token's KL, 0 where masked."""
     return np.where(mask, kl, 0.0)
 
 
@@ -123,6 +124,7 @@ def _teacher_gain(mask, teacher_logprobs, old_logprobs):
 
 
 def _summed_kl(mask, kl):
+    """f64[P, G]: the KL summed over each completion's tokens."""
     return np.sum(_token_kl(mask, kl), -1)
 
 

@@ -87,9 +87,7 @@ def check(algorithm: 'Algorithm') -> None:
     if algorithm.kl_target and not has_kl:
         raise BadInput('algorithm.kl_target', algorithm.kl_target, 'needs a KL term; choose a kl, or set 0')
     if algorithm.entropy_target and not algorithm.needs_entropy_gradient:
-        raise BadInput(
-            'algorithm.entropy_target', algorithm.entropy_target, "needs regularizers=('entropy_bonus',), or set 0"
-        )
+        raise BadInput('algorithm.entropy_target', algorithm.entropy_target, "set regularizers=('entropy_bonus',) too")
 
 
 def _check_choices(algorithm: 'Algorithm') -> None:

@@ -69,9 +69,7 @@ def check_upload(thing: str, name: str) -> None:
         remedy = 'check the network and the token (`hf auth login`), or leave the flag out'
         raise BadInput(thing, name, f'the hub gave {type(error).__name__}; {remedy}') from None
     if ((user.get('auth') or {}).get('accessToken') or {}).get('role') == 'read':
-        raise BadInput(
-            thing, name, 'needs a token that may write, and this one reads; run `hf auth login` with another'
-        )
+        raise BadInput(thing, name, 'the token may only read; run `hf auth login` with one that may write')
     owners = [user.get('name'), *(organization.get('name') for organization in user.get('orgs') or ())]
     if name.split('/')[0] not in owners:
         raise BadInput(

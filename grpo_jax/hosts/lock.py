@@ -259,6 +259,7 @@ def _is_alive_here(owner, record):
 
 
 def _describe(owner):
+    """The words that name an owner in messages."""
     return f'process {owner.get("process")} on {owner.get("host")}, begun at {owner.get("started")},'
 
 

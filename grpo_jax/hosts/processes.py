@@ -53,6 +53,7 @@ class OtherFailed(RuntimeError):
 
 
 def _end_process(text: str, status: int) -> None:
+    """Prints the text on stderr, tells the other processes, and ends this process with the status."""
     print(text, file=sys.stderr, flush=True)
     leave(text, status)
     os._exit(status)
@@ -234,10 +235,12 @@ def put_parts(parts: Mapping[Place, np.ndarray], sharding: Any, shape: tuple[int
 
 
 def _as_place(index, shape):
+    """The Place that slices, one for each axis, select in an array with `shape`."""
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def _as_sharding(sharding) -> Any:
+    """The sharding itself, or that of a single device."""
     return jax.sharding.SingleDeviceSharding(sharding) if isinstance(sharding, jax.Device) else sharding
 
 

@@ -91,9 +91,8 @@ class Learning(NamedTuple):
     def scored_fields(self, needed: Set[str]) -> set[str]:
         """The fields of Experience that the learner computes before the update, of those that an algorithm needs."""
         # an update moves the decoded logprobs by as much as its own have moved, see update.anchored
-        return {*needed} - {*self.decoded_fields} | (
-            {'forward_logprobs'} if self.decoded_fields and self.updates > 1 else set()
-        )
+        decoded = {*self.decoded_fields}
+        return {*needed} - decoded | ({'forward_logprobs'} if decoded and self.updates > 1 else set())
 
     def known_fields(self, needed: Set[str]) -> set[str]:
         """The fields of Experience that are known before the update, whoever computes them."""

@@ -147,6 +147,7 @@ def _attend_by(choice, mesh):
 
 
 def _attend_alone(q, k, v, visible, rule, by):
+    """Attention on one device, by the code `by`."""
     return attention.attend(q, k, v, visible, rule._replace(by=by))
 
 
@@ -206,4 +207,5 @@ def _vocab_shards(model_config, mesh, fsdp):
 
 
 def _spec(model_config, name):
+    """The PartitionSpec of a parameter of the model by name."""
     return PartitionSpec(*transformer.param_table(model_config)[name].axes)

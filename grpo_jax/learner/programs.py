@@ -354,6 +354,7 @@ def _abstract_experience(spec, mesh, shapes, logprob_fields):
 
 
 def _packed_shardings(mesh):
+    """PackedCells with the sharding of each of its arrays."""
     cells = NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, 'context'))
     return packing.PackedCells(cells, specs.replicated(mesh))
 

@@ -37,12 +37,12 @@ class Chunk(Pytree):
 
     @property
     def columns(self) -> int:
-        """J * S."""
+        """Columns of all blocks, J * S."""
         return self.k.shape[1] * self.block
 
     @property
     def block(self) -> int:
-        """S."""
+        """Columns of a block, S."""
         return self.k.shape[3 if self.flat else 5]
 
     @property

@@ -46,6 +46,7 @@ def _pick(x, index, _):
 
 
 def _take_by_column(x, index):
+    """x[index[i], i] for each column i."""
     return jnp.take_along_axis(x, index[None], 0)[0]
 
 

@@ -52,9 +52,7 @@ class LoraOptions(NamedTuple):
         try:
             named = [name for name in MATRICES if re.fullmatch(options.targets, name)]
         except re.error as error:
-            raise BadInput(
-                'model.lora.targets', options.targets, f'is no regular expression ({error}); correct it'
-            ) from None
+            raise BadInput('model.lora.targets', options.targets, f'is no regular expression: {error}') from None
         if not named:
             raise BadInput('model.lora.targets', options.targets, f'must match one of {", ".join(MATRICES)}')
         for name in NEED_RANK:
@@ -190,6 +188,7 @@ def without_adapters(layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge_matrix(w):
+    """W + scale A B of an Adapted of stacked layers, in float32."""
     inputs, outputs = 'xyz'[: w.a.ndim - 2], 'uvw'[: w.b.ndim - 2]
     change = jnp.einsum(f'l{inputs}r,lr{outputs}->l{inputs}{outputs}', w.a, w.b, preferred_element_type=jnp.float32)
     return to_float(w.base) + w.scale * change

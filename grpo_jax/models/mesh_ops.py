@@ -12,6 +12,7 @@ def _keep(x):
 
 
 def _whole_range(size):
+    """(first id, number of ids) of a shard that is the whole vocabulary."""
     return 0, size
 
 
@@ -33,6 +34,7 @@ class VocabShards(NamedTuple):
 
 
 def _head_on_one_device(function, weights, *arrays):
+    """Calls the function of the head with all weights and VocabShards of one device."""
     return function(weights, *arrays, VocabShards())
 
 

@@ -360,6 +360,7 @@ def _mlp(w, y, c):
 # the backward pass computes it again, which is cheaper than storing [B, T, F]
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
 def _apply_gate(gate, up, w_down, activation):
+    """The product of w_down with activation(gate) * up."""
     return matmul('btf,fd->btd', ACTIVATIONS[activation](gate) * up, w_down)
 
 
@@ -393,6 +394,7 @@ def _finish_logits(products, c):
 
 @jax.named_scope('embed')
 def _embed(params, tokens, c):
+    """Embeddings [B, T, D] of the tokens, scaled."""
     return _scale_embeddings(lookup(params['embed'], tokens, params['final_norm'].dtype), c)
 
 

@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def hash(self) -> str:
-        """One hash of all programs; it differs where two runs sample by other programs."""
+        """One hash of all programs; it differs between runs that sample with different programs."""
         return self.programs.hash
 
     def compile(self) -> 'Engine':

@@ -346,6 +346,7 @@ def _resume_state(spec, key, rollout, prompts, seed, limit, tables):
 
 @_per_shard((ROWS,), ROWS)
 def _count_in_shard(spec, key, rollout_state):
+    """state.count_remaining of a shard's rows."""
     return tuple(state.count_remaining(rollout_state))
 
 
@@ -375,6 +376,7 @@ def _resume_rows(spec, key, weights, rollout_state, length):
 
 @_per_shard((SAME, BATCH, ROWS, SAME, SAME), (BATCH, ROWS, ROWS))
 def _decode_in_shard(spec, key, weights, batch, rollout_state, tables, step):
+    """decode.decode_segment of a shard's batch."""
     steps, batch = spec.schedule.segment, _take_shard(batch)
     return decode.decode_segment(weights, batch, rollout_state, tables, step, spec.model_config, spec.sampling, steps)
 

@@ -64,7 +64,7 @@ class RolloutState(Pytree):
 
     @property
     def group(self) -> int:
-        """G."""
+        """Completions of a prompt, G."""
         return self.count.shape[0] // self.prompts.ids.shape[0]
 
     @property

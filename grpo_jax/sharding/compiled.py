@@ -152,6 +152,7 @@ class BackgroundCompiler:
                 future.result()
 
     def _start_next(self):
+        """Traces the next queued executable, and compiles it on a background thread."""
         executable = self._waiting.pop(0)
         executable.lower()
         self._futures[executable] = self._pool.submit(executable.compile)

@@ -62,10 +62,12 @@ def _biases(hf):
 
 
 def _llama(hf):
+    """Fields of ModelConfig for Llama's biases."""
     return _biases(hf) | {'mlp_bias': hf.mlp_bias}
 
 
 def _granite(hf):
+    """Llama's fields, and Granite's multipliers."""
     return _llama(hf) | {
         'embed_scale': float(hf.embedding_multiplier),
         'residual_scale': float(hf.residual_multiplier),
@@ -82,10 +84,12 @@ def _smollm3(hf):
 
 
 def _olmo2(hf):
+    """OLMo 2's fields: norms after attention and mlp, and norms over all heads of q and k."""
     return _biases(hf) | {'norms': 'after', 'norm_in_float32': True, 'qk_norm': True, 'qk_norm_over_heads': True}
 
 
 def _gemma2(hf):
+    """Gemma 2's fields: norms around attention and mlp, scales and soft caps."""
     return _biases(hf) | {
         'activation': hf.hidden_activation,
         'norms': 'around',
@@ -240,12 +244,8 @@ def check_config(hf: Any, path: str) -> None:
     if getattr(hf, 'use_bidirectional_attention', None):
         raise BadInput(f'use_bidirectional_attention in {path}', True, 'is not supported; choose a causal model')
     if hf.num_attention_heads % hf.num_key_value_heads:
-        raise _config_error(
-            path,
-            'num_key_value_heads',
-            hf.num_key_value_heads,
-            f'must divide num_attention_heads = {hf.num_attention_heads}',
-        )
+        rule = f'must divide num_attention_heads = {hf.num_attention_heads}'
+        raise _config_error(path, 'num_key_value_heads', hf.num_key_value_heads, rule)
 
 
 def read_head_dim(hf: Any, path: str) -> int:
@@ -254,9 +254,8 @@ def read_head_dim(hf: Any, path: str) -> int:
     if size is None:
         size, rest = divmod(hf.hidden_size, hf.num_attention_heads)
         if rest:
-            raise _config_error(
-                path, 'num_attention_heads', hf.num_attention_heads, f'must divide hidden_size = {hf.hidden_size}'
-            )
+            rule = f'must divide hidden_size = {hf.hidden_size}'
+            raise _config_error(path, 'num_attention_heads', hf.num_attention_heads, rule)
     if type(size) is not int or size < 2 or size % 2:
         raise BadInput(f'head_dim in {path}', size, 'must be an even whole number above 0; choose another model')
     return size
@@ -313,9 +312,7 @@ def read_rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tupl
         if type(original) is not int or original < 2:
             raise _config_error(path, 'original_max_position_embeddings', original, 'must be a whole number above 1')
         if not isinstance(short, list) or len(short) != numbers_rotated // 2 or not all(map(_is_positive, short)):
-            raise _config_error(
-                path, 'short_factor', short, f'must be a list of {numbers_rotated // 2} numbers above 0'
-            )
+            raise _config_error(path, 'short_factor', short, f'must be {numbers_rotated // 2} numbers above 0')
         options['short_factor'] = tuple(short)
         if parameters.get('factor') is None:
             parameters['factor'] = hf.max_position_embeddings / original

@@ -32,10 +32,8 @@ def check(folder: str | os.PathLike[str]) -> None:
     for name in names:
         if name != TEMPLATES and os.path.isdir(os.path.join(folder, name)):
             continue
-        path, is_text = (
-            files.path_inside(folder, name),
-            FILES.fullmatch(name) or name == INDEX or name.endswith('.jinja'),
-        )
+        path = files.path_inside(folder, name)
+        is_text = FILES.fullmatch(name) or name == INDEX or name.endswith('.jinja')
         if (is_text or name.endswith('.safetensors')) and not os.path.isfile(path):
             raise BadInput('model.path', path, f'is no plain file; {REMEDY}')
         if is_text and os.path.getsize(path) > LARGEST:

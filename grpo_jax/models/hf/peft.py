@@ -72,12 +72,10 @@ def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: l
     for name, shape in expected.items():
         if stored[name][0] != shape:
             raise BadInput(
-                f'{name} in {folder}', stored[name][0], f'does not fit the shape {shape} of this model; take its own'
+                f'{name} in {folder}', stored[name][0], f'must be {shape}, as in this model; name its own folder'
             )
         if stored[name][1] not in DTYPES:
-            raise BadInput(
-                f'{name} in {folder}', stored[name][1], f'is none of {", ".join(DTYPES)}; store it in one of them'
-            )
+            raise BadInput(f'{name} in {folder}', stored[name][1], f'is none of {", ".join(DTYPES)}; convert it')
 
 
 def _factor_shape(factor, shape):
@@ -92,6 +90,7 @@ def _tensor_names(matrix, factor, c):
 
 
 def _open(folder) -> Any:
+    """Opens the folder's safetensors file. Raises BadInput for a file that is none."""
     path = files.path_inside(folder, WEIGHTS)
     try:
         return safe_open(path, 'np')

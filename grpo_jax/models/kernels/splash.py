@@ -107,11 +107,13 @@ def _attend(q, k, v, runs, tiling):
 
 
 def _attend_and_save(q, k, v, runs, tiling):
+    """(_attend, what its backward pass reads)."""
     out, total = _forward(q, k, v, runs, tiling)
     return out, (q, k, v, runs, out, total)
 
 
 def _attend_backward(tiling, saved, grad):
+    """The gradients of q, k and v, and None for runs."""
     q, k, v, runs, out, total = saved
     mean = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), 2, keepdims=True)
     queries = q, grad, total, mean
