@@ -203,7 +203,6 @@ def _product_forward(spec, x, w):
 
 
 def _product_backward(spec, saved, dy):
-    """The gradients of x and w."""
     x, w = saved
     return _input_gradient(spec, w, dy), weight_gradient(spec, x, dy)
 

@@ -117,7 +117,7 @@ def test_tensors_that_do_not_fit_and_damaged_files_are_refused(base, folder):
     path, name = folder / WEIGHTS, 'base_model.model.model.layers.1.mlp.down_proj.lora_B.weight'
     tensors = load_file(path)
     for spoilt, message in (
-        (tensors[name][:-1], f'{name}.*does not fit the shape'),
+        (tensors[name][:-1], f'{name}.*must be'),
         (tensors[name].astype(np.int32), 'I32.*is none of'),
         (np.full_like(tensors[name], np.nan), 'not finite'),
     ):
