@@ -157,6 +157,6 @@ def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
     return grouping.gather(advantages.reshape(*rewards_PG.shape, -1))
 
 
-def by_token(algorithm: Algorithm) -> bool:
+def is_by_token(algorithm: Algorithm) -> bool:
     """Whether the algorithm's advantages have a column for each token."""
     return pieces.is_by_token(algorithm.advantage) or algorithm.takes_kl_off or algorithm.teacher_coef > 0

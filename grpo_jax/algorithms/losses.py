@@ -39,7 +39,7 @@ def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Arr
     prepared['weights'] = pieces.call(algorithm.weights, inputs | {'mask': counted})
     for regularizer in algorithm.regularizers:
         acts_on = pieces.property_of(regularizer, 'acts_on')
-        prepared[_weights_of(regularizer)] = weights.token_mean(pieces.call(acts_on, inputs) if acts_on else mask)
+        prepared[_weights_key(regularizer)] = weights.token_mean(pieces.call(acts_on, inputs) if acts_on else mask)
     if 'top_covariance' in algorithm.reads:
         prepared['top_covariance'] = reductions.mark_highest(
             inputs['covariance'], mask, jnp.maximum(algorithm.covariance_share * jnp.sum(mask), 1)
@@ -68,7 +68,7 @@ def token_losses(
     loss = terms.pop('surrogate')
     loss = prepared['weights'] * (loss + terms.pop('kl') if 'kl' in terms else loss)
     for regularizer in algorithm.regularizers:
-        loss = loss + prepared[_weights_of(regularizer)] * terms[pieces.name_of(regularizer)]
+        loss = loss + prepared[_weights_key(regularizer)] * terms[pieces.name_of(regularizer)]
     return jnp.where(inputs['mask'], loss, 0.0)
 
 
@@ -103,7 +103,7 @@ def _terms(algorithm, inputs, coefficients):
     return terms | {pieces.name_of(piece): pieces.call(piece, inputs) for piece in algorithm.regularizers}
 
 
-def _weights_of(regularizer):
+def _weights_key(regularizer):
     """The key of a regularizer's weights in the dict that `prepare` returns."""
     return f'weights of {pieces.name_of(regularizer)}'
 

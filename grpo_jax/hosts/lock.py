@@ -198,7 +198,7 @@ def own(folder: str, flag: str = '--workdir') -> Iterator[None]:
 
 
 def check(folder: str, settled: bool = False) -> None:
-    """Raises as Lock.check does when this process has lost a folder that it owned; settled: as there."""
+    """Raises as Lock.check does when this process has lost a folder that it owned; settled: as in Lock.check."""
     lock = _held.get(os.path.realpath(folder))
     if lock is not None:
         lock.check(settled and processes.speaks())

@@ -346,7 +346,7 @@ def choose_chunk(chunk: int, vocab_size: int, mesh: Mesh) -> int:
 def _abstract_experience(spec, mesh, shapes, logprob_fields):
     """The abstract Experience that an update gets, with the fields of logprobs that are named."""
     algorithm = spec.algorithm
-    columns = shapes.tokens if algorithms.by_token(algorithm) else 1
+    columns = shapes.tokens if algorithms.is_by_token(algorithm) else 1
     fields = [*logprob_fields, *(('values', 'returns') if algorithm.needs_values else ())]
     fields += ['correct'] * (spec.extra.outcomes or 'correct' in algorithm.reads)
     fields += ['teacher_logprobs'] * algorithm.needs_teacher

@@ -318,7 +318,7 @@ def test_an_advantage_and_a_surrogate_of_ones_own():
     found = algorithms.compute_advantages(method, fixture.REWARDS, mask=MASK)
     expected = fixture.REWARDS.reshape(8, 1) * fixture.MASK / fixture.LENGTHS[:, None]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert algorithms.by_token(method) and not algorithms.by_token(fixture.algorithm('dapo'))
+    assert algorithms.is_by_token(method) and not algorithms.is_by_token(fixture.algorithm('dapo'))
     gradient = fixture.loss_and_gradient(method, fixture.experience(found))[1]
     ratio = np.exp(fixture.LOGPROBS - fixture.OLD)
     np.testing.assert_allclose(gradient, -expected * ratio**2 / 24, rtol=1e-5, atol=1e-9)

@@ -95,11 +95,11 @@ def test_an_advantage_that_does_not_say_so_has_a_column_for_each_token_if_it_rea
 
     method = fixture.algorithm('dapo')._replace(advantage=by_length)
     values = algorithms.compute_advantages(method, fixture.REWARDS, mask=GROUPED)
-    assert algorithms.by_token(method) and values.shape == (8, 5)
+    assert algorithms.is_by_token(method) and values.shape == (8, 5)
     np.testing.assert_allclose(values[0], 0.5)  # reward 1, 2 tokens
     narrow = method._replace(advantage=pieces.properties(by_token=False)(by_length))
     values = algorithms.compute_advantages(narrow, fixture.REWARDS, mask=GROUPED)
-    assert not algorithms.by_token(narrow) and values.shape == (8, 1)
+    assert not algorithms.is_by_token(narrow) and values.shape == (8, 1)
 
 
 def test_an_advantage_by_token_that_says_it_is_not_is_refused():
@@ -116,7 +116,7 @@ def test_an_advantage_by_token_that_says_it_is_not_is_refused():
 def test_what_an_advantage_says_of_its_columns_is_so(name):
     method = fixture.algorithm_with('dapo', dict(pass_k=2), advantage=name)._replace(surrogate=surrogates.importance)
     if name != 'gdpo':  # reads parts, which the example lacks
-        assert (fixture.worked(method).advantages.shape == (8, 5)) == algorithms.by_token(method)
+        assert (fixture.worked(method).advantages.shape == (8, 5)) == algorithms.is_by_token(method)
 
 
 def test_an_unknown_property_is_refused():
@@ -133,7 +133,7 @@ def test_a_critics_advantage_written_as_a_plain_function_has_targets(discount, e
     method = fixture.algorithm('grpo')._replace(advantage=mine, discount=discount, critic_lambda=1.0)
     data = dict(mask=np.ones((1, 1, 3), bool), values=np.zeros((1, 1, 3)))
     targets = critic.critic_targets(method, np.ones((1, 1)), kl_coef=0.0, **data)
-    assert method.needs_values and algorithms.by_token(method)
+    assert method.needs_values and algorithms.is_by_token(method)
     np.testing.assert_allclose(targets, [expected])
 
 
