@@ -23,7 +23,7 @@ States = dict[str, Any]  # i32[B] by automaton
 def make_automata(sampling: Sampling, tokenizer: Any, vocab_size: int) -> dict[str, np.ndarray]:
     """Makes the tables of strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
     return {
-        name: make_table(strings, bytes_of_tokens(tokenizer, vocab_size, strings))
+        name: transition_table(strings, bytes_of_tokens(tokenizer, vocab_size, strings))
         for name, strings in sampling.end_strings.items()
     }
 
@@ -63,7 +63,7 @@ def is_thinking(
     return thinking & ~(is_met(tables, states, 'thinking') & (n < thinking_tokens))
 
 
-def make_table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarray, 'S V']:
+def transition_table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarray, 'S V']:
     """i32[states, V]: the state after each token. State 0 is the first one; in the last state a string has been met.
 
     strings are not empty; token_bytes has the bytes of each token (see bytes_of_tokens).

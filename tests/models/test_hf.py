@@ -443,7 +443,7 @@ def test_a_config_that_is_no_json_is_refused(folder):
             ('rope_type', 'dynamic', 'default, linear, llama3, yarn, longrope'),
         ),
         (dict(rope_parameters=dict(rope_type='linear', rope_theta=1e4)), ('config.json', 'linear', 'factor')),
-        (dict(hidden_size='wide'), ('config.json', 'hidden_size')),
+        (dict(hidden_size='wide'), ('hidden_size', 'config.json')),
     ],
 )
 def test_a_config_that_the_decoder_cannot_compute_is_refused(folder, changes, words):

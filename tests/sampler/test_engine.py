@@ -394,7 +394,7 @@ def test_rows_end_at_the_token_that_completes_a_stop_string(tiny, sample):
     string = '><4'  # over the border of two tokens, the second of which goes on
     plain = sample('endless', seed=5)
     sampling = SAMPLINGS['endless']._replace(stop_strings=(string,))
-    built = build(tiny[0], sampling, (1, 1, 1), 12, 0, {'stop': stops.make_table([string], BYTES)})
+    built = build(tiny[0], sampling, (1, 1, 1), 12, 0, {'stop': stops.transition_table([string], BYTES)})
     ended = sample(built, seed=5)
     lengths = []
     for before, after, truncated in zip(completions(plain), completions(ended), ended.truncated, strict=True):
@@ -412,7 +412,7 @@ def thinking(tiny):
     """An engine that ends thinking, spelled '2>', with tokens 40 and 22 after 5 tokens."""
     forced = {'thinking_tokens': 5, 'thinking_end': (40, 22), 'thinking_text': '2>'}
     sampling = SAMPLINGS['endless']._replace(stop_tokens=STOPS, **forced)
-    return build(tiny[0], sampling, (1, 1, 1), 12, 0, {'thinking': stops.make_table(['2>'], BYTES)})
+    return build(tiny[0], sampling, (1, 1, 1), 12, 0, {'thinking': stops.transition_table(['2>'], BYTES)})
 
 
 @pytest.mark.parametrize('pause', [None, 3, 6])
