@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 @pytest.fixture
 def soon(monkeypatch):
     """Beats and patience a hundred times as fast."""
-    for name in ('BEAT', 'STALE', 'WATCH', 'SETTLE', 'PARTIAL'):
+    for name in ('BEAT', 'STALE', 'PATIENCE', 'SETTLE', 'PARTIAL'):
         monkeypatch.setattr(lock, f'{name}_SECONDS', getattr(lock, f'{name}_SECONDS') / 100)
 
 
