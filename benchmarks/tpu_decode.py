@@ -55,9 +55,9 @@ def build_engine(c, mesh, budget):
 
 
 def list_jobs(engine):
-    """The prefill of a fresh batch, and each decode program of `schedule.largest`."""
+    """The prefill of a fresh batch, and each decode program of `schedule.largest_programs`."""
     programs, spec = engine.programs, engine.programs.spec
-    keys = schedule.largest(engine.schedule)
+    keys = schedule.largest_programs(engine.schedule)
     decoding = [key for key in keys if key.kind == 'decode']
     opening = next(key for key in keys if key.kind == 'open')
     return [

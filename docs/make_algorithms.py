@@ -132,7 +132,7 @@ def all_pieces():
     tables = []
     for key, module in MODULES.items():
         rows = []
-        for name, piece in sorted(pieces.named(module).items()):
+        for name, piece in sorted(pieces.list_pieces(module).items()):
             numbers = ', '.join(f'`{n}` {_number(value)}'.strip() for n, value in _numbers(piece).items())
             rows.append((f'`{name}`', *_split(piece.__doc__), numbers))
         tables.append(
@@ -208,7 +208,9 @@ def _piece(key, section):
 
 def _code(key, name, section):
     """A piece's name and its numbers in the order of its keys."""
-    numbers = [_number(section[n]) for n in _numbers(pieces.named(MODULES[key])[name]) if not n.startswith('std_')]
+    numbers = [
+        _number(section[n]) for n in _numbers(pieces.list_pieces(MODULES[key])[name]) if not n.startswith('std_')
+    ]
     return ' '.join([f'`{name}`', ' / '.join(numbers)]).strip()
 
 

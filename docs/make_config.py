@@ -113,7 +113,7 @@ def cells(path, default, annotation, meaning):
 def numbers():
     """Name -> (parameter, meaning) of the numbers of all pieces; a meaning is that of the first piece that has one."""
     found = {}
-    for piece in (piece for module in MODULES.values() for piece in pieces.named(module).values()):
+    for piece in (piece for module in MODULES.values() for piece in pieces.list_pieces(module).values()):
         meanings = sentences(piece)
         for name, key in inspect.signature(piece).parameters.items():
             if key.kind is key.KEYWORD_ONLY:
@@ -124,7 +124,7 @@ def numbers():
 
 def readers(number):
     """The names of the pieces that read a number of config.algorithm."""
-    every = [piece for module in MODULES.values() for piece in pieces.named(module).items()]
+    every = [piece for module in MODULES.values() for piece in pieces.list_pieces(module).items()]
     reading = [name for name, piece in every if number in {*pieces.numbers(piece), *pieces.reads(piece)} - {*MODULES}]
     return ', '.join(f'`{name}`' for name in reading)
 

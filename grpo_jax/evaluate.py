@@ -259,7 +259,7 @@ def open_recorded(workdir: str, trust: bool = False, functions: Mapping | None =
     the config names code and trust is False.
     """
     config = config_file.read_recorded(workdir, trust)
-    return open_config(config, workdir, folder=files.inside(workdir, 'model'), functions=functions)
+    return open_config(config, workdir, folder=files.path_inside(workdir, 'model'), functions=functions)
 
 
 def open_policy(run: Run) -> tuple[Any, int]:

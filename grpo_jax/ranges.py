@@ -180,7 +180,7 @@ def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
         raise BadInput(name or 'config', section, 'must be a section of keys')
     for key in names:
         if key not in section:
-            raise BadInput(f'{name}.{key}'.lstrip('.'), None, 'is missing; configs/default.py makes every key')
+            raise BadInput(f'{name}.{key}'.lstrip('.'), None, 'is missing; begin with the keys of configs/default.py')
     return {key: section[key] for key in names}
 
 

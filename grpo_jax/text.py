@@ -28,9 +28,9 @@ def shorten(text: str, most: int) -> str:
         return shown
     room = most - len(' ... ')
     if room < 2:
-        return _fitting(shown, most)
-    end = _fitting(shown[::-1], room // 2)[::-1]
-    return f'{_fitting(shown, room - room // 2)} ... {end}'
+        return _cut_to_fit(shown, most)
+    end = _cut_to_fit(shown[::-1], room // 2)[::-1]
+    return f'{_cut_to_fit(shown, room - room // 2)} ... {end}'
 
 
 def columns(text: str) -> int:
@@ -38,7 +38,7 @@ def columns(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(c) in 'WF' else 1 for c in text)
 
 
-def _fitting(text, most):
+def _cut_to_fit(text, most):
     """The longest beginning of a text that fits into `most` columns."""
     width = 0
     for position, character in enumerate(text):
@@ -78,11 +78,14 @@ class Activity:
 class Listener(Protocol):
     """What is called when an activity begins, advances and ends, such as the console."""
 
-    def began(self, activity: Activity) -> None: ...
+    def began(self, activity: Activity) -> None:
+        """Called when an activity begins."""
 
-    def advanced(self, activity: Activity) -> None: ...
+    def advanced(self, activity: Activity) -> None:
+        """Called when an activity has advanced."""
 
-    def ended(self, activity: Activity) -> None: ...
+    def ended(self, activity: Activity) -> None:
+        """Called when an activity ends, by an exception too."""
 
 
 listeners: list[Listener] = []

@@ -37,7 +37,7 @@ for name, tensor, prompts, group in CASES:
     sampling = sampler.Sampling(1.0, 256, (1,), 0, dtype='bfloat16', kernels='on')
     shapes = batches.Shapes(prompts * data, group, 50, 256)
     engine = make_sampler(model_config, mesh, shapes, sampling, {})
-    for program in schedule.largest(engine.schedule):
+    for program in schedule.largest_programs(engine.schedule):
         if program.kind in ('open', 'decode'):
             text = engine.programs.trace(program).lower().compile().as_text()
             print(name, program, find_kernels(text))

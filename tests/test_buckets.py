@@ -152,9 +152,9 @@ def test_data_in_a_bucket_are_read_and_recorded_by_their_url(bucket, folder, fil
 
 
 REFUSED = {
-    'gs://b': 'has 1 files, and none of',
-    'gs://b/absent': 'has 0 files, and none of',
-    'gs://': 'is nothing like gs://BUCKET/PATH; read are gs, s3',
+    'gs://b': 'has 1 files, none like',
+    'gs://b/absent': 'has 0 files, none like',
+    'gs://': 'is nothing like gs://BUCKET/PATH; begin it with one of gs, s3',
     'gs:/b/m': 'is nothing like gs://BUCKET/PATH',
     'gs://b/../m': 'is nothing like gs://BUCKET/PATH',
     'http://b/m': 'is nothing like gs://BUCKET/PATH',

@@ -9,7 +9,7 @@ from grpo_jax import train
 from grpo_jax.collect.policies import check_decoded, make_decode_scorer
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.options import Learning
-from grpo_jax.learner.update import anchored
+from grpo_jax.learner.update import anchor_logprobs
 from grpo_jax.run.open import make_policy, make_run_learner, make_run_sampler, open_run
 from grpo_jax.types import Experience, Prompts
 from tests import tiny_run
@@ -83,13 +83,13 @@ def test_values_are_the_samplers_plus_what_the_learners_have_changed_and_gradien
     old, ours = jnp.array([[-1.25, -2.0]]), jnp.array([[-1.5, -2.5]])
     learning = Learning(old_logprobs='decode')
     first = experience(old_logprobs=old)
-    assert anchored(ours, first, learning).tolist() == [[-1.25, -2.0]]
+    assert anchor_logprobs(ours, first, learning).tolist() == [[-1.25, -2.0]]
     later = experience(old_logprobs=old, forward_logprobs=jnp.array([[-1.0, -2.5]]))
-    assert anchored(ours, later, learning).tolist() == [[-1.75, -2.0]]  # -1.25 + (-1.5 + 1), -2 + 0
+    assert anchor_logprobs(ours, later, learning).tolist() == [[-1.75, -2.0]]  # -1.25 + (-1.5 + 1), -2 + 0
     for one in (first, later):
-        slope = jax.grad(lambda x, one=one: jnp.sum(jnp.array([3.0, 5.0]) * anchored(x, one, learning)))(ours)
+        slope = jax.grad(lambda x, one=one: jnp.sum(jnp.array([3.0, 5.0]) * anchor_logprobs(x, one, learning)))(ours)
         assert slope.tolist() == [[3, 5]]
-    assert anchored(ours, first, Learning()) is ours
+    assert anchor_logprobs(ours, first, Learning()) is ours
 
 
 @pytest.mark.parametrize(

@@ -117,10 +117,10 @@ def test_what_ends_the_context_leaves_what_has_not_begun(monkeypatch):
         later.start()
         assert first.started.wait(WAIT)
         raise KeyboardInterrupt
-    assert compiled.busy()  # an exit would wait
+    assert compiled.is_compiling()  # an exit would wait
     first.go.set()
     wait_until = threading.Event()
-    while compiled.busy():
+    while compiled.is_compiling():
         wait_until.wait(0.01)
     assert first.compiled == 1 and not second.compiled
 
@@ -168,7 +168,7 @@ def test_without_a_cold_start_all_is_compiled_before_the_first_step(tmp_path, ev
     ready, steps = [], Loop.steps
 
     def told(self):
-        ready.append(compiled.busy())
+        ready.append(compiled.is_compiling())
         return steps(self)
 
     monkeypatch.setattr(Loop, 'steps', told)

@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 @pytest.fixture
 def soon(monkeypatch):
     """Beats and patience a hundred times as fast."""
-    for name in ('BEAT', 'STALE', 'WATCH', 'SETTLE', 'PARTIAL'):
+    for name in ('BEAT', 'STALE', 'PATIENCE', 'SETTLE', 'PARTIAL'):
         monkeypatch.setattr(lock, f'{name}_SECONDS', getattr(lock, f'{name}_SECONDS') / 100)
 
 
@@ -46,8 +46,8 @@ def test_the_owner_is_named_while_it_runs_and_leaves_nothing(tmp_path):
     with lock.own(str(folder)):
         record = json.loads((folder / lock.FILE).read_text(encoding='utf8'))
         assert (record['process'], record['host']) == (os.getpid(), socket.gethostname())
-        assert lock.held() == [os.path.realpath(folder)]
-    assert not list(tmp_path.iterdir()) and not lock.held()
+        assert lock.owned_folders() == [os.path.realpath(folder)]
+    assert not list(tmp_path.iterdir()) and not lock.owned_folders()
 
 
 def test_an_exception_gives_the_folder_back_and_keeps_what_is_in_it(tmp_path):
@@ -89,7 +89,7 @@ def test_one_process_does_not_own_a_folder_twice_at_a_time(tmp_path):
     with lock.own(str(tmp_path)), pytest.raises(InUse, match='this very process'), lock.own(f'{tmp_path}/.'):
         pass
     with lock.own(str(tmp_path)), lock.own(str(tmp_path / 'cold_start')):
-        assert len(lock.held()) == 2
+        assert len(lock.owned_folders()) == 2
 
 
 def test_a_fresh_beat_from_another_host_refuses_at_once(tmp_path):
@@ -198,7 +198,7 @@ def test_of_processes_that_come_together_one_becomes_the_owner(tmp_path, left):
 def test_only_the_first_of_several_processes_writes_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, 'speaks', lambda: False)
     with lock.own(str(tmp_path)):
-        assert not os.listdir(tmp_path) and lock.held()
+        assert not os.listdir(tmp_path) and lock.owned_folders()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -178,28 +178,28 @@ def refused_push(tmp_path, name, message):
 
 @pytest.mark.parametrize('name', ['mine', 'me/mine/3', '/mine', 'me/', '../mine', 'me/a b'])
 def test_a_name_that_is_none_is_refused(api, tmp_path, name):
-    refused_push(tmp_path, name, 'is no name of a model on the hub, like ORG/NAME')
+    refused_push(tmp_path, name, 'is no name of a model on the hub; write ORG/NAME')
 
 
 def test_without_a_token_nothing_begins(api, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, 'get_token', lambda: None)
-    refused_push(tmp_path, 'me/mine', 'needs a token that may write: `hf auth login`, or HF_TOKEN')
+    refused_push(tmp_path, 'me/mine', 'needs a token that may write; run `hf auth login`, or leave')
 
 
 def test_with_a_token_that_only_reads_nothing_begins(api, tmp_path):
     api.fails = 'role'
-    refused_push(tmp_path, 'me/mine', 'needs a token that may write, and this one reads')
+    refused_push(tmp_path, 'me/mine', 'the token may only read; run `hf auth login` with one that may write')
 
 
 def test_without_network_nothing_begins(api, tmp_path, monkeypatch):
     api.fails = 'whoami'
-    refused_push(tmp_path, 'me/mine', 'the hub gave ConnectionError; see to the network and the token')
+    refused_push(tmp_path, 'me/mine', 'the hub gave ConnectionError; check the network and the token')
     monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
     refused_push(tmp_path, 'me/mine', 'needs the hub, which HF_HUB_OFFLINE=1 forbids')
 
 
 def test_a_model_of_others_is_refused(api, tmp_path):
-    refused_push(tmp_path, 'theirs/mine', 'is of none that the token writes for: me, ours')
+    refused_push(tmp_path, 'theirs/mine', 'the token may not write there; choose an owner from me, ours')
 
 
 def test_an_upload_that_fails_leaves_the_folder_and_names_the_command(api, tmp_path):

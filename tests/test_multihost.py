@@ -276,7 +276,7 @@ def test_hosts_of_a_tpu_pod_find_each_other_without_flags(monkeypatch):
 def test_a_process_that_ends_early_tells_the_others_why(monkeypatch, error):
     reported = {}
     monkeypatch.setattr(processes, '_start', lambda *_: True)
-    monkeypatch.setattr(processes, 'several', lambda: True)
+    monkeypatch.setattr(processes, 'has_others', lambda: True)
     monkeypatch.setattr(processes, '_watch_failures', lambda *_: None)
     monkeypatch.setattr(processes, '_client', lambda: types.SimpleNamespace(key_value_set=reported.__setitem__))
     monkeypatch.setattr(jax.distributed, 'shutdown', lambda: None)

@@ -200,7 +200,7 @@ def readers():
     """Number of config.algorithm -> the changes of preset grpo with which it is read."""
     read = dict(READ)
     for key, module in MODULES.items():
-        for name, piece in pieces.named(module).items():
+        for name, piece in pieces.list_pieces(module).items():
             for number in pieces.numbers(piece):
                 read.setdefault(number, {key: (name,) if key == 'regularizers' else name})
     return read

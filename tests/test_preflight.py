@@ -146,7 +146,7 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
     assert planned.trace().lower().as_text() == learner.update.traced.lower().as_text()
     # and of the sampler's programs, those planned are among those that training compiles
     engine = make_run_sampler(run, shapes)
-    compiled = {f'rollout: {key}' for key in schedule.reachable(engine.schedule)}
+    compiled = {f'rollout: {key}' for key in schedule.reachable_programs(engine.schedule)}
     planned = {job.name for job in jobs if job.phase == 'rollout'}
     assert len(planned) >= 5 and planned <= compiled
     assert held['weights'] and held['cache'] and made.state_bytes()[0] > 3 * made.state_bytes()[1]

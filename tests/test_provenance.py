@@ -108,11 +108,11 @@ def lowered_hashes(workdir, **changes):
     shapes = run.settings.step_shapes(run.algorithm)
     learner = make_run_learner(run, abstract_aux(run.settings.collection, shapes, 40))
     engine = make_run_sampler(run, shapes)
-    traced = [engine.programs.trace(key) for key in schedule.largest(engine.schedule)]
-    sample = compiled.hashed(' '.join(program.lower().as_text() for program in traced))
+    traced = [engine.programs.trace(key) for key in schedule.largest_programs(engine.schedule)]
+    sample = compiled.short_hash(' '.join(program.lower().as_text() for program in traced))
     programs = {'logprobs': learner.scorer, 'update': learner.update}
     texts = {name: program.traced.lower().as_text() for name, program in programs.items()}
-    return {'sample': sample} | {name: compiled.hashed(text) for name, text in texts.items()}
+    return {'sample': sample} | {name: compiled.short_hash(text) for name, text in texts.items()}
 
 
 @pytest.fixture(scope='module')

@@ -282,7 +282,7 @@ def test_every_config_key_is_read(tmp_path):
     unused = {
         name
         for module in MODULES.values()
-        for piece in pieces.named(module).values()
+        for piece in pieces.list_pieces(module).values()
         for name, p in inspect.signature(piece).parameters.items()
         if p.kind is p.KEYWORD_ONLY
     }

@@ -3,7 +3,7 @@
 `compute_advantages` and `policy_loss` stand alone, for notebooks and for checks against other libraries.
 """
 
-from grpo_jax.algorithms.advantage_inputs import by_token, compute_advantages
+from grpo_jax.algorithms.advantage_inputs import compute_advantages, is_by_token
 from grpo_jax.algorithms.algorithm import Algorithm, adapt, default_numbers, make
 from grpo_jax.algorithms.checks import check_run
 from grpo_jax.algorithms.group_math import judge_groups
@@ -16,11 +16,11 @@ __all__ = [
     'Grouping',
     'PooledMean',
     'adapt',
-    'by_token',
     'check_run',
     'compute_advantages',
     'default_numbers',
     'gradient_coefficients',
+    'is_by_token',
     'judge_groups',
     'loss_terms',
     'make',

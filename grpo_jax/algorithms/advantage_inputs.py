@@ -45,7 +45,7 @@ def compute_advantages(
     kl_coef = algorithm.kl_coef if kl_coef is None else kl_coef
     inputs = _host_inputs(algorithm, rewards, kl_coef, data)
     checks.check_outcomes(algorithm, inputs['correct'])
-    advantages = _in_columns(algorithm.advantage, pieces.call(algorithm.advantage, inputs), inputs)
+    advantages = _to_columns(algorithm.advantage, pieces.call(algorithm.advantage, inputs), inputs)
     dead = inputs['dead']
     if pieces.compares_outcomes(algorithm.advantage) and algorithm.kl_placement != 'reward_sequence':
         advantages = np.where(dead[:, None, None], 0.0, advantages)
@@ -114,6 +114,7 @@ def token_rewards(algorithm, rewards, kl_coef, inputs):
 
 
 def _token_kl(mask, kl):
+    """f64[P, G, C]: each token's KL, 0 where masked."""
     return np.where(mask, kl, 0.0)
 
 
@@ -123,10 +124,11 @@ def _teacher_gain(mask, teacher_logprobs, old_logprobs):
 
 
 def _summed_kl(mask, kl):
+    """f64[P, G]: the KL summed over each completion's tokens."""
     return np.sum(_token_kl(mask, kl), -1)
 
 
-def _in_columns(piece, advantages, inputs):
+def _to_columns(piece, advantages, inputs):
     """Advantages as [P, G, 1], or [P, G, C] if the piece is by token; raises BadInput if it returns columns unasked."""
     advantages = advantages.reshape(*inputs['rewards'].shape, -1)
     if pieces.is_by_token(piece):
@@ -155,6 +157,6 @@ def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
     return grouping.gather(advantages.reshape(*rewards_PG.shape, -1))
 
 
-def by_token(algorithm: Algorithm) -> bool:
+def is_by_token(algorithm: Algorithm) -> bool:
     """Whether the algorithm's advantages have a column for each token."""
     return pieces.is_by_token(algorithm.advantage) or algorithm.takes_kl_off or algorithm.teacher_coef > 0

@@ -173,7 +173,7 @@ class Algorithm(NamedTuple):
 
 def default_numbers() -> dict[str, Any]:
     """The numbers of all pieces by name, each with the default of its signature."""
-    all_pieces = (piece for module in MODULES.values() for piece in pieces.named(module).values())
+    all_pieces = (piece for module in MODULES.values() for piece in pieces.list_pieces(module).values())
     numbers = {name: value for piece in all_pieces for name, value in pieces.numbers(piece).items()}
     return {name: value for name, value in numbers.items() if value is not inspect.Parameter.empty}
 

@@ -31,7 +31,7 @@ def refuse_misplaced_keys(section: Any) -> None:
     """Refuses keys of config.collection in config.algorithm, where nothing would read them."""
     for key, section_name in SECTIONS.items():
         if key in section:
-            raise BadInput(f'algorithm.{key}', section[key], f'is read from {section_name}.{key}; set that')
+            raise BadInput(f'algorithm.{key}', section[key], f'is read from {section_name}.{key}; set it there')
 
 
 def check(algorithm: 'Algorithm') -> None:
@@ -46,7 +46,7 @@ def check(algorithm: 'Algorithm') -> None:
             'algorithm.kl',
             kl,
             'as a loss its expected gradient is zero, so it only adds '
-            'noise; use k2 (exact gradient), k3, or a kl_placement in the reward',
+            'noise; use k2 (exact gradient) or k3, or set kl_placement to reward_token or reward_sequence',
         )
     if has_kl and not for_reward and placement != 'loss':
         raise BadInput('algorithm.kl', kl, f'only k1 is unbiased in the reward; use k1 with kl_placement={placement!r}')
@@ -85,13 +85,13 @@ def check(algorithm: 'Algorithm') -> None:
             f'{pieces.name_of(algorithm.advantage)} already; use resample or keep',
         )
     if algorithm.kl_target and not has_kl:
-        raise BadInput('algorithm.kl_target', algorithm.kl_target, 'needs a KL term; choose a kl, or 0')
+        raise BadInput('algorithm.kl_target', algorithm.kl_target, 'needs a KL term; choose a kl, or set 0')
     if algorithm.entropy_target and not algorithm.needs_entropy_gradient:
-        raise BadInput('algorithm.entropy_target', algorithm.entropy_target, "needs regularizers=('entropy_bonus',)")
+        raise BadInput('algorithm.entropy_target', algorithm.entropy_target, "set regularizers=('entropy_bonus',) too")
 
 
 def _check_choices(algorithm: 'Algorithm') -> None:
-    """Refuses a choice that CHOICES does not list, and dead groups without a gate that finds any."""
+    """Refuses a choice that CHOICES lacks, and any dead_groups but 'keep' with gate 'none', which finds none."""
     for key, choices in CHOICES.items():
         if getattr(algorithm, key) not in choices:
             raise BadInput(
@@ -99,7 +99,10 @@ def _check_choices(algorithm: 'Algorithm') -> None:
             )
     if algorithm.gate == 'none' and algorithm.dead_groups != 'keep':
         raise BadInput(
-            'collection.gate', 'none', f'leaves collection.dead_groups={algorithm.dead_groups!r} no dead group'
+            'collection.gate',
+            'none',
+            f'finds no dead group for collection.dead_groups={algorithm.dead_groups!r}; '
+            'choose another gate, or dead_groups keep',
         )
 
 
@@ -115,7 +118,7 @@ def refuse_inert_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[
     read |= {number for number, (holds, _) in conditions.items() if holds}
     defaults = dict(algorithm._field_defaults)
     numbers = {
-        key: {name: pieces.numbers(piece) for name, piece in pieces.named(module).items()}
+        key: {name: pieces.numbers(piece) for name, piece in pieces.list_pieces(module).items()}
         for key, module in modules.items()
     }
     for by_piece in numbers.values():
@@ -165,11 +168,11 @@ def _explain_inert(number, readers, conditions, chosen):
     uses = [f'{key} {" or ".join(sorted(names))}' for key, names in readers.items()]
     uses += [conditions[number][1]] if number in conditions else []
     if not uses:
-        return 'no piece has a number of this name'
+        return 'no piece has a number of this name; correct the name, or leave it out'
     keys = readers or [key for key in chosen if key in conditions[number][1].split()]
     instead = [f'{key} {" and ".join(map(pieces.name_of, chosen[key])) or "()"}' for key in keys]
     with_chosen = f' with {", ".join(instead)}' if instead else ''
-    return f'nothing reads it{with_chosen}; it is for {"; ".join(uses)}'
+    return f'nothing reads it{with_chosen}; leave it at its default, or choose {", or ".join(uses)}'
 
 
 def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates: int) -> list[str]:
@@ -182,7 +185,7 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
         raise BadInput(
             'rollout.group_size',
             group_size,
-            f'advantage {advantage} compares completions of one prompt and needs at least 2',
+            f'advantage {advantage} compares completions of one prompt and needs at least 2; raise it',
         )
     if prompts < 2 and pieces.property_of(algorithm.advantage, 'over_batch'):
         raise BadInput(
@@ -192,7 +195,7 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
             'with one group is that group; use 2 or more, or group_norm',
         )
     if numbers.get('pass_k', 0) > group_size:
-        raise BadInput('algorithm.pass_k', numbers['pass_k'], f'cannot be above rollout.group_size = {group_size}')
+        raise BadInput('algorithm.pass_k', numbers['pass_k'], f'is above rollout.group_size = {group_size}; lower it')
     warnings = []
     if updates == 1 and algorithm.ratio_base == 'old':
         warnings += [
@@ -234,7 +237,8 @@ def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) ->
         raise BadInput(
             'algorithm.advantage',
             pieces.name_of(algorithm.advantage),
-            f'needs outcomes of at least 0, and there is {np.nanmin(correct):.3g}; give `correct`',
+            f'needs outcomes of at least 0, and there is {np.nanmin(correct):.3g}; '
+            'give `correct`, or choose another advantage',
         )
 
 
@@ -256,7 +260,7 @@ def _check_numbers(algorithm):
         bound |= pieces.numbers(piece)
     for name in ('icepop', 'geometric', 'covariance'):
         if bound.get(f'{name}_low', 0) > bound.get(f'{name}_high', np.inf):
-            raise BadInput(f'algorithm.{name}_low', bound[f'{name}_low'], f'is above {name}_high: nothing is left')
+            raise BadInput(f'algorithm.{name}_low', bound[f'{name}_low'], f'is above {name}_high; lower it')
     if bound.get('clip_low', 0) > 1 and bound['clip_low'] != bound.get('clip_high'):
         raise BadInput(
             'algorithm.clip_low',

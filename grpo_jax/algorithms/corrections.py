@@ -83,4 +83,5 @@ def opsm(
 
 
 def _keep_within(weight, value, low, high):
+    """The weight, 0 where the value is outside [low, high]."""
     return jnp.where((value >= low) & (value <= high), weight, 0.0)

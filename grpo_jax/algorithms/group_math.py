@@ -140,15 +140,15 @@ def conflict_weights(
     forced = np.zeros_like(mask) if forced is None else forced & mask
     good, bad, lengths = advantages > 1e-9, advantages < -1e-9, mask.sum(1)  # 1e-9 is above the rounding of a mean
     opposite = (good[:, None] & bad[None]) | (bad[:, None] & good[None])
-    from_front = _conflicts(tokens, mask, forced, opposite)
+    from_front = _mark_conflicts(tokens, mask, forced, opposite)
     backwards = (lengths[:, None] - 1 - np.arange(tokens.shape[1])) % tokens.shape[1]
     reversed_tokens, reversed_forced = (np.take_along_axis(x, backwards, 1) for x in (tokens, forced))
-    from_back = np.take_along_axis(_conflicts(reversed_tokens, mask, reversed_forced, opposite), backwards, 1)
+    from_back = np.take_along_axis(_mark_conflicts(reversed_tokens, mask, reversed_forced, opposite), backwards, 1)
     conflict = (from_front | from_back) & mask
     return np.where(~conflict, 1.0, np.where(good[:, None], 2.0, np.where(bad[:, None], 0.0, 1.0)))
 
 
-def _conflicts(tokens, mask, forced, opposite):
+def _mark_conflicts(tokens, mask, forced, opposite):
     """bool[G, C]: tokens shared with a row of the other sign in this place, and with some such row in each before."""
     both_GGC = mask[:, None] & mask[None] & opposite[..., None]
     forced_GGC = forced[:, None] | forced[None]

@@ -59,4 +59,5 @@ def k3_straight_through(logprobs: Float[Array, '...'], ref_logprobs: Float[Array
 
 
 def _difference(logprobs, ref_logprobs):
+    """ref_logprobs - logprobs, clamped."""
     return reductions.clamp(ref_logprobs - logprobs)

@@ -39,7 +39,7 @@ def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Arr
     prepared['weights'] = pieces.call(algorithm.weights, inputs | {'mask': counted})
     for regularizer in algorithm.regularizers:
         acts_on = pieces.property_of(regularizer, 'acts_on')
-        prepared[_weights_of(regularizer)] = weights.token_mean(pieces.call(acts_on, inputs) if acts_on else mask)
+        prepared[_weights_key(regularizer)] = weights.token_mean(pieces.call(acts_on, inputs) if acts_on else mask)
     if 'top_covariance' in algorithm.reads:
         prepared['top_covariance'] = reductions.mark_highest(
             inputs['covariance'], mask, jnp.maximum(algorithm.covariance_share * jnp.sum(mask), 1)
@@ -68,7 +68,7 @@ def token_losses(
     loss = terms.pop('surrogate')
     loss = prepared['weights'] * (loss + terms.pop('kl') if 'kl' in terms else loss)
     for regularizer in algorithm.regularizers:
-        loss = loss + prepared[_weights_of(regularizer)] * terms[pieces.name_of(regularizer)]
+        loss = loss + prepared[_weights_key(regularizer)] * terms[pieces.name_of(regularizer)]
     return jnp.where(inputs['mask'], loss, 0.0)
 
 
@@ -103,7 +103,7 @@ def _terms(algorithm, inputs, coefficients):
     return terms | {pieces.name_of(piece): pieces.call(piece, inputs) for piece in algorithm.regularizers}
 
 
-def _weights_of(regularizer):
+def _weights_key(regularizer):
     """The key of a regularizer's weights in the dict that `prepare` returns."""
     return f'weights of {pieces.name_of(regularizer)}'
 
@@ -160,7 +160,7 @@ def metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) ->
     most = 0.9999 * np.exp(ratios.MAX_MEAN_LOG_RATIO if by_mean else reductions.MAX_LOG_RATIO)
     gap, rho = jnp.abs(log_rho), ratios.token(log_rho)
     better, worse = mask & (experience.advantages > 0), mask & (experience.advantages < 0)
-    clipped = _clipped(algorithm, output, experience)
+    clipped = _mark_clipped(algorithm, output, experience)
     diagnostics = {
         'entropy': mean(output.entropy),
         'ratio_mean': mean(ratio),
@@ -182,14 +182,14 @@ def metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) ->
         reference = jnp.where(mask, ref_logprobs, logprobs)
         diagnostics['kl_ref'] = mean(kl.k3(logprobs, reference))
         bound = pieces.property_of(algorithm.kl, 'clamped_at')
-        diagnostics['kl_clamped_share'] = mean(kl_clamped(logprobs, reference, bound))
+        diagnostics['kl_clamped_share'] = mean(is_kl_clamped(logprobs, reference, bound))
     if algorithm.needs_teacher:
         teacher_logprobs: Any = experience.teacher_logprobs
         diagnostics['kl_teacher'] = mean(kl.k3(logprobs, jnp.where(mask, teacher_logprobs, logprobs)))
     return diagnostics
 
 
-def _clipped(algorithm, output, experience):
+def _mark_clipped(algorithm, output, experience):
     """bool[B, C]: tokens at which the gradient of the surrogate is 0, found by differentiating it."""
 
     def surrogate(logprobs):
@@ -199,7 +199,7 @@ def _clipped(algorithm, output, experience):
     return (jax.grad(surrogate)(output.logprobs) == 0) & experience.rollout.loss_mask
 
 
-def kl_clamped(logprobs: Float[Array, '...'], reference: Float[Array, '...'], most: float) -> Bool[Array, '...']:
+def is_kl_clamped(logprobs: Float[Array, '...'], reference: Float[Array, '...'], most: float) -> Bool[Array, '...']:
     """Tokens whose KL term is clamped, by the bound of the log ratio or by the bound `most` of k3."""
     d = reference - logprobs
     return (jnp.abs(d) > reductions.MAX_LOG_RATIO) | (reductions.clamped_exp(d) - d - 1 > most)

@@ -88,7 +88,7 @@ def properties(**values: Any) -> Callable[[Callable], Callable]:
 
 
 def property_of(piece: Callable, name: str) -> Any:
-    """The property of a piece, whether numbers are bound to it or not."""
+    """The property of a piece, or its default in PROPERTIES; numbers may be bound to the piece."""
     while isinstance(piece, functools.partial):
         piece = piece.func
     return getattr(piece, name, PROPERTIES[name])
@@ -97,7 +97,7 @@ def property_of(piece: Callable, name: str) -> Any:
 def is_by_token(advantage: Callable) -> bool:
     """Whether an advantage has a column for each token.
 
-    Its property by_token says so; if that is None, it has if it reads data by token.
+    The advantage's property by_token says so; if that is None, an advantage that reads data by token has one.
     """
     by_token = property_of(advantage, 'by_token')
     return bool(BY_TOKEN & {*reads(advantage)}) if by_token is None else by_token
@@ -113,14 +113,14 @@ def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
 
     key: the config key that names the piece, for the message.
     """
-    choices = named(module)
+    choices = list_pieces(module)
     if name not in choices:
         raise BadInput(f'algorithm.{key}', name, 'choose one of ' + ', '.join(sorted(choices)))
     bound = {number: section[number] for number in numbers(choices[name]) if number in section}
     return functools.partial(choices[name], **bound) if bound else choices[name]
 
 
-def named(module: ModuleType) -> dict[str, Callable]:
+def list_pieces(module: ModuleType) -> dict[str, Callable]:
     """The pieces of a module by name."""
     return {
         name: piece

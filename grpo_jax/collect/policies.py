@@ -65,7 +65,7 @@ def make_logprobs(run: Any, learner: Learner, engine: Engine | None) -> Logprobs
         scorers.append(lambda state, rollout, packed: teacher.score(rollout, packed))
         programs['teacher'] = teacher.program
         records[TEACHER] = {'path': settings.teacher.path, 'digest': teacher.digest}
-    if settings.learning.decoded and engine is not None:
+    if settings.learning.decoded_fields and engine is not None:
         key = jax.random.key(settings.seed)
         scorers.append(make_decode_scorer(engine, key, settings.group_size, run.mesh, algorithm.needs_reference))
 
@@ -108,7 +108,7 @@ def make_decode_scorer(
 
 def check_decoded(learning: Learning, sampling: Sampling, options: CollectOptions, algorithm: Algorithm) -> None:
     """Refuses settings with which the sampler cannot compute a step's logprobs again."""
-    if not learning.decoded:
+    if not learning.decoded_fields:
         return
     hindered = {
         f'collection.source = {algorithm.source}': algorithm.source in ('reference', *READ_FROM_DATA),

@@ -43,7 +43,7 @@ def download(thing: str, url: str, patterns: Sequence[str]) -> str:
     BadInput, which names the config key `thing`, where the bucket cannot be read or has no such file.
     """
     system, root = _open_file_system(thing, url)
-    with _errors_refused(thing, url):
+    with _refuse_errors(thing, url):
         single = system.isfile(root)
         listed = {root: system.info(root)} if single else system.find(root, detail=True)
     names = {path: posixpath.basename(root) if single else posixpath.relpath(path, root) for path in listed}
@@ -51,7 +51,7 @@ def download(thing: str, url: str, patterns: Sequence[str]) -> str:
         name: (path, listed[path]) for path, name in names.items() if _matches(name, ['*'] if single else patterns)
     }
     if not matched:
-        raise BadInput(thing, url, f'has {len(names)} files, and none of {", ".join(patterns)}; name their folder')
+        raise BadInput(thing, url, f'has {len(names)} files, none like {", ".join(patterns)}; name their folder')
     caches = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
     folder = f'{posixpath.basename(url.rstrip("/"))[-100:]}-{hashlib.sha256(url.encode()).hexdigest()[:16]}'
     home = os.path.join(caches, 'grpo_jax', 'buckets', folder)
@@ -70,7 +70,7 @@ def _open_file_system(thing, url):
 
     scheme, _, path = url.partition('://')
     if scheme not in SCHEMES or not path.strip('/') or '..' in path.split('/'):
-        raise BadInput(thing, url, f'is nothing like gs://BUCKET/PATH; read are {", ".join(SCHEMES)}')
+        raise BadInput(thing, url, f'is nothing like gs://BUCKET/PATH; begin it with one of {", ".join(SCHEMES)}')
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError:
@@ -80,7 +80,7 @@ def _open_file_system(thing, url):
 
 
 @contextlib.contextmanager
-def _errors_refused(thing, url):
+def _refuse_errors(thing, url):
     """Turns errors of a bucket's file system, raised within the context, into BadInput."""
     try:
         yield
@@ -92,7 +92,7 @@ def _errors_refused(thing, url):
 
 def _refusal(thing, url, error):
     reason = f'cannot be read, {type(error).__name__}: {str(error)[:200]}'
-    return BadInput(thing, url, f'{reason}; see to its name and your credentials, or {MOUNT}')
+    return BadInput(thing, url, f'{reason}; check its name and your credentials, or {MOUNT}')
 
 
 def _matches(name, patterns):
@@ -119,10 +119,12 @@ def _download_files(thing, url, system, entries):
                 _record_identity(partial, identity)
             with open(partial, 'ab') as file:
                 while (start := file.tell()) < info['size']:
-                    with _errors_refused(thing, url):
+                    with _refuse_errors(thing, url):
                         content = system.cat_file(remote, start=start, end=min(start + CHUNK, info['size']))
                     if not content:
-                        raise BadInput(thing, url, f'{remote} ends at byte {start} of {info["size"]}; fetch it again')
+                        raise BadInput(
+                            thing, url, f'{remote} ends at byte {start} of {info["size"]}; run the command again'
+                        )
                     file.write(content)
                     fetching.done = (done + file.tell()) // MIB
             done += info['size']

@@ -98,7 +98,7 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
             raise
 
 
-def inside(folder: str | os.PathLike, name: str) -> str:
+def path_inside(folder: str | os.PathLike, name: str) -> str:
     """The path of a file in a folder. Raises BadInput where the name, or a link, leads out of the folder.
 
     For folders that others have made. From a snapshot in the hub's cache, links may lead to blobs of the repository, or
@@ -108,7 +108,7 @@ def inside(folder: str | os.PathLike, name: str) -> str:
     try:
         target = os.path.realpath(path)
     except ValueError as error:  # the name has a zero byte, or half a surrogate pair
-        raise BadInput(path, name, f'can be the name of no file ({error}); mend it') from None
+        raise BadInput(path, name, f'cannot be the name of a file ({error}); correct it') from None
     within = target.startswith(os.path.join(home, ''))
     if not within and (snapshot := SNAPSHOT.fullmatch(home)):
         blobs = BLOBS % re.escape(snapshot['repository'])

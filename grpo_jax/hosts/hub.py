@@ -58,21 +58,23 @@ def check_upload(thing: str, name: str) -> None:
     import huggingface_hub.constants
 
     if not re.fullmatch(r'[\w-][\w.-]*/[\w-][\w.-]*', name):
-        raise BadInput(thing, name, 'is no name of a model on the hub, like ORG/NAME')
+        raise BadInput(thing, name, 'is no name of a model on the hub; write ORG/NAME')
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         raise BadInput(thing, name, 'needs the hub, which HF_HUB_OFFLINE=1 forbids; unset it, or leave the flag out')
     if not huggingface_hub.get_token():
-        raise BadInput(thing, name, 'needs a token that may write: `hf auth login`, or HF_TOKEN; or leave the flag out')
+        raise BadInput(thing, name, 'needs a token that may write; run `hf auth login`, or leave the flag out')
     try:
         user = huggingface_hub.HfApi().whoami()
     except Exception as error:  # the client raises a different type for each way of failing
-        remedy = 'see to the network and the token (`hf auth login`), or leave the flag out'
+        remedy = 'check the network and the token (`hf auth login`), or leave the flag out'
         raise BadInput(thing, name, f'the hub gave {type(error).__name__}; {remedy}') from None
     if ((user.get('auth') or {}).get('accessToken') or {}).get('role') == 'read':
-        raise BadInput(thing, name, 'needs a token that may write, and this one reads: make another, `hf auth login`')
+        raise BadInput(thing, name, 'the token may only read; run `hf auth login` with one that may write')
     owners = [user.get('name'), *(organization.get('name') for organization in user.get('orgs') or ())]
     if name.split('/')[0] not in owners:
-        raise BadInput(thing, name, f'is of none that the token writes for: {", ".join(map(str, owners))}')
+        raise BadInput(
+            thing, name, f'the token may not write there; choose an owner from {", ".join(map(str, owners))}'
+        )
 
 
 def upload(thing: str, name: str, folder: str, message: str) -> None:
@@ -92,7 +94,7 @@ def upload(thing: str, name: str, folder: str, message: str) -> None:
         raise BadInput(thing, name, f'the hub gave {reason}; {folder} is whole, upload it with `{command}`') from None
 
 
-def page(name: str) -> str:
+def page_url(name: str) -> str:
     """The URL of a model's page on the hub."""
     return f'https://huggingface.co/{name}'
 

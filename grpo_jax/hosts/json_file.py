@@ -37,4 +37,5 @@ def read_object(path: str | os.PathLike, remedy: str = 'bring it back from a cop
 
 
 def _to_json(value):
+    """The number in a numpy scalar, or the list of another value, for json.dump."""
     return value.item() if isinstance(value, np.generic) else list(value)

@@ -39,7 +39,7 @@ class Lock:
         self._made: list[str] = []  # folders that this lock has made
         self._lost = ''  # why this process is no longer the owner
         self._settled, self._released, self._writes = threading.Event(), threading.Event(), threading.Lock()
-        if any(self.folder.startswith(os.path.join(other, '')) for other in held()):
+        if any(self.folder.startswith(os.path.join(other, '')) for other in owned_folders()):
             self._settled.set()  # a folder in a folder that this process owns needs no wait
 
     def take(self) -> None:
@@ -54,13 +54,13 @@ class Lock:
                     self._create()
                     break
                 except FileExistsError:
-                    self._remove_if_dead(_read(self._path))
+                    self._remove_if_dead(_read_record(self._path))
         except OSError as error:
             self._remove_folders()
             if isinstance(error, CannotWrite) or error.errno in TRANSIENT:
                 raise CannotWrite(self._path, error) from None
             reason = error.strerror or str(error)
-            raise BadInput(self._flag, self.folder, f'cannot be written to: {reason}; choose another') from None
+            raise BadInput(self._flag, self.folder, f'cannot be written to: {reason}; choose another folder') from None
         threading.Thread(target=self._beat, name='lock', daemon=True).start()
 
     def check(self, settled: bool) -> None:
@@ -73,14 +73,14 @@ class Lock:
         if self._lost == 'gone':
             raise CannotWrite(self._path, FileNotFoundError(errno.ENOENT, 'the file or its folder has been removed'))
         if self._lost:
-            raise InUse(self._flag, self.folder, f'{self._lost} has taken it; this process leaves it')
+            raise InUse(self._flag, self.folder, f'{self._lost} has taken it; stop that one, or use another folder')
 
     def release(self) -> None:
         """Removes the file, and the folders that were made for it, if they are empty."""
         self._released.set()
         acquired = self._writes.acquire(timeout=PARTIAL_SECONDS)  # a write may hang, and this must not
         with contextlib.suppress(OSError):
-            if (_read(self._path, 0) or {}).get('token') == self._record['token']:
+            if (_read_record(self._path, 0) or {}).get('token') == self._record['token']:
                 os.remove(self._path)
         if acquired:
             self._writes.release()
@@ -125,17 +125,17 @@ class Lock:
         """Raises InUse when the owner is alive; otherwise removes the file, if it still is the dead owner's."""
         if owner is None:
             return  # the file was removed meanwhile
-        alive = _alive_here(owner, self._record)
+        alive = _is_alive_here(owner, self._record)
         if alive is None:
-            alive = self._alive_elsewhere(owner)
+            alive = self._is_alive_elsewhere(owner)
         if alive:
             raise InUse(self._flag, self.folder, f'{_describe(owner)} is using it; stop that one, or use another')
-        current = _read(self._path, 0)
+        current = _read_record(self._path, 0)
         if current is not None and current.get('token') == owner.get('token'):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._path)
 
-    def _alive_elsewhere(self, owner):
+    def _is_alive_elsewhere(self, owner):
         """Whether an owner on another machine is alive.
 
         An owner without a recent beat is watched for PATIENCE_SECONDS. So is one with this machine's host name, which
@@ -150,7 +150,7 @@ class Lock:
         with during(f'waiting {PATIENCE_SECONDS} s for a sign of life: {_describe(owner)} seems gone'):
             while time.monotonic() < until:
                 time.sleep(0.5)
-                current = _read(self._path)
+                current = _read_record(self._path)
                 if current != owner:
                     return current is not None
         return False
@@ -161,7 +161,7 @@ class Lock:
         while not self._released.wait(wait):
             wait = BEAT_SECONDS
             with contextlib.suppress(OSError):  # the disk is full, or absent for a moment
-                owner = _read(self._path)
+                owner = _read_record(self._path)
                 if owner is None:
                     self._lost = 'gone'
                 elif owner and owner.get('token') != self._record['token']:
@@ -186,7 +186,7 @@ def own(folder: str, flag: str = '--workdir') -> Iterator[None]:
     buckets.refuse(flag, folder)
     path = os.path.realpath(folder)
     if path in _held:
-        raise InUse(flag, folder, 'this very process is using it; wait for its end')
+        raise InUse(flag, folder, 'this very process is using it; wait until it has ended, or use another folder')
     _held[path] = lock = Lock(path, flag)
     try:
         if processes.speaks():
@@ -198,13 +198,13 @@ def own(folder: str, flag: str = '--workdir') -> Iterator[None]:
 
 
 def check(folder: str, settled: bool = False) -> None:
-    """Raises as Lock.check does when this process has lost a folder that it owned; settled: as there."""
+    """Raises as Lock.check does when this process has lost a folder that it owned; settled: as in Lock.check."""
     lock = _held.get(os.path.realpath(folder))
     if lock is not None:
         lock.check(settled and processes.speaks())
 
 
-def held() -> list[str]:
+def owned_folders() -> list[str]:
     """The folders that this process owns, the innermost one last."""
     return [lock.folder for lock in _held.values()]
 
@@ -247,7 +247,7 @@ def _birth(process):
         return ''
 
 
-def _alive_here(owner, record):
+def _is_alive_here(owner, record):
     """Whether the owner is alive, if it is on this machine; None for another machine. record: this process's."""
     if owner.get('machine') != record['machine'] or not isinstance(owner.get('process'), int):
         return None
@@ -259,10 +259,11 @@ def _alive_here(owner, record):
 
 
 def _describe(owner):
+    """The words that name an owner in messages."""
     return f'process {owner.get("process")} on {owner.get("host")}, begun at {owner.get("started")},'
 
 
-def _read(path, patience=None):
+def _read_record(path, patience=None):
     """The record in the lock file; None without a file, {} for a file that stays empty, as after a crash.
 
     patience: seconds to wait for the content of an empty file; None: PARTIAL_SECONDS.

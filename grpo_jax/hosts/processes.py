@@ -53,6 +53,7 @@ class OtherFailed(RuntimeError):
 
 
 def _end_process(text: str, status: int) -> None:
+    """Prints the text on stderr, tells the other processes, and ends this process with the status."""
     print(text, file=sys.stderr, flush=True)
     leave(text, status)
     os._exit(status)
@@ -104,7 +105,7 @@ def _shut_down(left):
 
 def report_failure(error: BaseException) -> None:
     """Tells the other processes why this one ends; they then end too, even while they wait for this one."""
-    if several() and not isinstance(error, (Stopped, OtherFailed)):
+    if has_others() and not isinstance(error, (Stopped, OtherFailed)):
         interrupted = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
         _post_failure(
             f'{_process_name()} failed: {str(error) or type(error).__name__}', getattr(error, 'status', interrupted)
@@ -116,7 +117,7 @@ def leave(text: str, status: int) -> None:
 
     The first process, which holds the messages, waits here until the others have left.
     """
-    if not several():
+    if not has_others():
         return
     for target, *arguments in ([_post_failure, f'{_process_name()}: {text}', status], [_note_leaving]):
         telling = threading.Thread(target=target, args=arguments, daemon=True)
@@ -157,7 +158,7 @@ def _start(coordinator, processes, process):
     """Joins the other processes, if there are any, and returns whether it did; raises BadInput as session does."""
     if coordinator is None:
         if processes is not None or process is not None:
-            raise BadInput('--coordinator', coordinator, '--processes and --process need it: HOST:PORT of process 0')
+            raise BadInput('--coordinator', coordinator, 'give HOST:PORT of process 0 with --processes and --process')
         if not _on_tpu():
             return False
         try:
@@ -172,7 +173,7 @@ def _start(coordinator, processes, process):
             'with --coordinator, say how many processes there are, and which this one is, counted from 0',
         )
     if not coordinator.rpartition(':')[2].isdigit():
-        raise BadInput('--coordinator', coordinator, 'is not HOST:PORT of process 0')
+        raise BadInput('--coordinator', coordinator, 'is not HOST:PORT; give that of process 0')
     _initialize(coordinator, processes, process)
     if processes > 1 and jax.default_backend() == 'cpu':
         # Only the first process would load programs from the cache. A loaded program of XLA's older emitters waits for
@@ -202,7 +203,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def several() -> bool:
+def has_others() -> bool:
     """Whether this process trains with others as one; initializes no device."""
     return (distributed.global_state.num_processes or 1) > 1
 
@@ -225,19 +226,21 @@ def put(tree: Any, sharding: Sharding) -> Any:
 def local_parts(sharding: Any, shape: tuple[int, ...]) -> list[Place]:
     """The distinct Places of an array with `shape` on this process's devices, sorted; sharding may be a device."""
     indices = _as_sharding(sharding).addressable_devices_indices_map(shape).values()
-    return sorted({_place(index, shape) for index in indices})
+    return sorted({_as_place(index, shape) for index in indices})
 
 
 def put_parts(parts: Mapping[Place, np.ndarray], sharding: Any, shape: tuple[int, ...]) -> jax.Array:
     """The array with `shape` on its devices; parts: host arrays for this process's local_parts."""
-    return jax.make_array_from_callback(shape, _as_sharding(sharding), lambda index: parts[_place(index, shape)])
+    return jax.make_array_from_callback(shape, _as_sharding(sharding), lambda index: parts[_as_place(index, shape)])
 
 
-def _place(index, shape):
+def _as_place(index, shape):
+    """The Place that slices, one for each axis, select in an array with `shape`."""
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def _as_sharding(sharding) -> Any:
+    """The sharding itself, or that of a single device."""
     return jax.sharding.SingleDeviceSharding(sharding) if isinstance(sharding, jax.Device) else sharding
 
 

@@ -90,7 +90,7 @@ def critic_targets(
 
 
 def _targets(experience):
-    """(returns f32[B, C], mask bool[B, C] of the tokens that have one).
+    """(returns f32[B, C], mask bool[B, C] of the tokens with a return).
 
     The returns of unscorable completions are NaN; they become 0 here, since a masked NaN would spoil the gradient.
     """

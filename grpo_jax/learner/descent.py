@@ -28,6 +28,7 @@ def descend(
     minibatches = jax.tree.map(lambda x: interleave(x, minibatching.minibatches, minibatching.group_size), batch)
 
     def one_update(carry, minibatch_and_cells):
+        """Carry and metrics after one optimizer update, for jax.lax.scan."""
         params, opt_state, skipped = carry
         minibatch, packed = minibatch_and_cells
         loss, grads, metrics = gradient(params, minibatch, packed)

@@ -63,7 +63,7 @@ def make_experience(
         group_ids=put_rows(grouping.owner.astype(np.int32), mesh),
         **fields,
     )
-    return experience, _statistics(grouping.gather(rewards), advantages, dead) | _outcomes(inputs.get('correct'))
+    return experience, _statistics(grouping.gather(rewards), advantages, dead) | _outcome_shares(inputs.get('correct'))
 
 
 def _host_inputs(aux, rollout, logprobs, grouping):
@@ -110,7 +110,7 @@ def _statistics(rewards, advantages, dead):
     }
 
 
-def _outcomes(correct):
+def _outcome_shares(correct):
     """The shares of groups that are all right, all wrong, and mixed, by correct f64[P, G]; {} without a verifier.
 
     Completions that the verifier cannot judge, NaN, count in none.

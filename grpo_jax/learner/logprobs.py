@@ -93,14 +93,14 @@ def token_logprobs(
 
     def on_device(weights, hidden, mask, *tokens_and_shards):
         *tokens, shards = tokens_and_shards
-        return _chunked(weights, hidden, mask, tokens, shards, model_config, head)
+        return _compute_chunks(weights, hidden, mask, tokens, shards, model_config, head)
 
     weights = transformer.head_weights(params, model_config)
     tokens = (targets,) if ids is None else (targets, ids)
     return head.mesh_ops.head(on_device, weights, hidden, mask, *tokens)
 
 
-def _chunked(weights, hidden, mask, tokens, shards: VocabShards, model_config, head: Head):
+def _compute_chunks(weights, hidden, mask, tokens, shards: VocabShards, model_config, head: Head):
     """HeadOutput on one device, `head.chunk` tokens at a time; tokens are (targets,) or (targets, ids)."""
     shape, count = mask.shape, mask.size
     size = chunk_size(count, head.chunk)
@@ -180,7 +180,7 @@ def _read_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
 
     logprobs, top = pick(targets), ()
     if head.top_k:
-        top = _likeliest(jnp.where(inside, below, -jnp.inf) - jnp.log(total), first, shards, head)
+        top = _likeliest_tokens(jnp.where(inside, below, -jnp.inf) - jnp.log(total), first, shards, head)
     elif ids is not None:
         top = (jax.vmap(pick, in_axes=1, out_axes=1)(ids),)
     if not head.entropy_gradient:
@@ -189,7 +189,7 @@ def _read_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
     return HeadOutput(logprobs, entropy, *top)
 
 
-def _likeliest(logprobs, first, shards, head):
+def _likeliest_tokens(logprobs, first, shards, head):
     """(logprobs f32[n, k], ids i32[n, k]): the head.top_k likeliest tokens with ids below head.top_below.
 
     logprobs f32[V, n] cover this device's shard of the vocabulary, whose first id is `first`.

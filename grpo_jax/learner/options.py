@@ -84,18 +84,19 @@ class Learning(NamedTuple):
         return self.epochs * self.minibatches
 
     @property
-    def decoded(self) -> tuple[str, ...]:
+    def decoded_fields(self) -> tuple[str, ...]:
         """The fields of Experience that the sampler's programs compute, where an algorithm needs them."""
         return ('old_logprobs', 'ref_logprobs') if self.old_logprobs == 'decode' else ()
 
     def scored_fields(self, needed: Set[str]) -> set[str]:
         """The fields of Experience that the learner computes before the update, of those that an algorithm needs."""
         # an update moves the decoded logprobs by as much as its own have moved, see update.anchored
-        return {*needed} - {*self.decoded} | ({'forward_logprobs'} if self.decoded and self.updates > 1 else set())
+        decoded = {*self.decoded_fields}
+        return {*needed} - decoded | ({'forward_logprobs'} if decoded and self.updates > 1 else set())
 
     def known_fields(self, needed: Set[str]) -> set[str]:
         """The fields of Experience that are known before the update, whoever computes them."""
-        return {*needed} | self.scored_fields(needed) | {*self.decoded[:1]}
+        return {*needed} | self.scored_fields(needed) | {*self.decoded_fields[:1]}
 
     def minibatching(self, group_size: int) -> Minibatching:
         """The Minibatching of a batch of groups."""

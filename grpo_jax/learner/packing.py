@@ -45,7 +45,7 @@ class PackSizes(NamedTuple):
         """How many completions of full length fit behind a prompt of full length."""
         return (self.columns - self.queries) // self.tokens
 
-    def occupied(self, size):
+    def occupied_columns(self, size):
         """The columns that `size` tokens of a group occupy: `size`, rounded up to whole blocks."""
         return size + -size % self.block
 
@@ -80,16 +80,16 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
         raise BadInput(
             'learner.pack_columns',
             columns,
-            f'holds no prompt of {sizes.queries} tokens with {behind}, {least} in all; choose at least that',
+            f'is too short for a prompt of {sizes.queries} tokens with {behind}; choose {least} or more',
         )
     if learning.pack_rows < 1:
-        raise BadInput('learner.pack_rows', learning.pack_rows, 'must be at least 1')
+        raise BadInput('learner.pack_rows', learning.pack_rows, 'must be at least 1, since rows are packed; raise it')
     multiple = 8 * context_size
     if columns % multiple:
         raise BadInput(
             'learner.pack_columns',
             columns,
-            f'must be a multiple of 8 x mesh.context = {multiple}; the next one is {columns + -columns % multiple}',
+            f'must be a multiple of 8 x mesh.context = {multiple}; raise it to {columns + -columns % multiple}',
         )
     return sizes
 
@@ -161,7 +161,7 @@ def pack(prompt_mask, completion_mask, sizes: PackSizes, minibatches: int) -> Pa
                 text += [index * width + sizes.queries + np.arange(length) for index, length in members]
                 text = np.concatenate(text)
                 cells[minibatch, row, column : column + len(text)] = text
-                column += sizes.occupied(len(text))
+                column += sizes.occupied_columns(len(text))
         count[minibatch] = -(-len(rows) // sizes.rows)
     return PackedCells(cells.reshape(minibatches, most, sizes.rows, sizes.columns), count)
 
@@ -181,28 +181,28 @@ def _packed_rows(prompts, lengths, sizes):
     for i in sorted(range(len(groups)), key=lambda i: -lengths[i].sum()):
         prompt, unplaced = int(prompts[i]), sorted(groups[i], reverse=True)
         while unplaced:
-            fits = np.flatnonzero(free >= sizes.occupied(prompt + _tokens(unplaced)))
+            fits = np.flatnonzero(free >= sizes.occupied_columns(prompt + _count_tokens(unplaced)))
             if len(fits):
                 row, placed = fits[np.argmin(free[fits])], unplaced
             else:
                 row = int(np.argmax(free)) if rows and not sizes.whole_groups else -1
-                placed = _fitting(unplaced, free[row] - prompt) if row >= 0 else []
-                if _tokens(placed) <= prompt:
+                placed = _choose_fitting(unplaced, free[row] - prompt) if row >= 0 else []
+                if _count_tokens(placed) <= prompt:
                     rows.append([])
                     free = np.append(free, sizes.columns)
-                    row, placed = len(rows) - 1, _fitting(unplaced, sizes.columns - prompt)
+                    row, placed = len(rows) - 1, _choose_fitting(unplaced, sizes.columns - prompt)
             rows[row].append((prompt, [(index, length) for length, index in placed]))
-            free[row] -= sizes.occupied(prompt + _tokens(placed))
+            free[row] -= sizes.occupied_columns(prompt + _count_tokens(placed))
             unplaced = [completion for completion in unplaced if completion not in placed]
     return rows
 
 
-def _tokens(completions):
+def _count_tokens(completions):
     """How many tokens a list of (length, row) completions has."""
     return sum(length for length, _ in completions)
 
 
-def _fitting(completions, free):
+def _choose_fitting(completions, free):
     """The (length, row) completions that fit into `free` columns, chosen greedily in their order."""
     fitting = []
     for completion in completions:
@@ -237,7 +237,7 @@ def microbatch_output(
         return padded_logprobs(params, rollout, spec.model_config, spec.head, remat, ids)
     assert spec.sizes is not None, 'cells are those of packed rows'
     sizes, head, model_config = spec.sizes, spec.head, spec.model_config
-    text, columns = _text(rollout, cells), rollout.completion_mask.shape[1]
+    text, columns = _gather_text(rollout, cells), rollout.completion_mask.shape[1]
     starts, lengths = text.start[:, :: sizes.block], text.length[:, :: sizes.block]
     visible = attention.PackedMask(text.part, text.positions, starts, lengths, sizes.block, sizes.queries, sizes.tokens)
     hidden = transformer.forward(
@@ -317,7 +317,7 @@ class Text(NamedTuple):
     source: jax.Array  # column whose hidden state predicts the token; for completion tokens alone
 
 
-def _text(rollout, cells):
+def _gather_text(rollout, cells):
     """The Text of a microbatch: a rollout's tokens, gathered into cells i32[rows, columns]."""
     queries = rollout.prompt_mask.shape[1]
     row, column = jnp.divmod(cells, rollout.tokens.shape[1])

@@ -33,7 +33,7 @@ def make_mesh_ops(model_config: transformer.ModelConfig, mesh: Mesh, learning: L
         return ALONE._replace(attend=functools.partial(_attend_alone, by=by))
     table = lora.policy_table(model_config, learning.lora)
     gathered, cut = specs.sampler_params(table, mesh)['layers'], specs.params(table, mesh)['layers']
-    fsdp = torus.along(mesh, 'fsdp')
+    fsdp = torus.make_axis(mesh, 'fsdp')
     embed_spec, shards = _spec(model_config, 'embed'), _vocab_shards(model_config, mesh, fsdp)
 
     def weights(layer):
@@ -116,7 +116,7 @@ def _gather(over_mesh, fsdp, w, stacked, cut):
     stacked and cut: the shardings of all layers' weights, gathered and cut. The gradient is written by hand, because
     the transpose of a sharding constraint would gather the gradient as well.
     """
-    whole, part = (specs.unstacked(x) for x in (stacked, cut))
+    whole, part = (specs.layer_sharding(x) for x in (stacked, cut))
 
     @jax.custom_vjp
     def gather(w):
@@ -147,6 +147,7 @@ def _attend_by(choice, mesh):
 
 
 def _attend_alone(q, k, v, visible, rule, by):
+    """Attention on one device, by the code `by`."""
     return attention.attend(q, k, v, visible, rule._replace(by=by))
 
 
@@ -206,4 +207,5 @@ def _vocab_shards(model_config, mesh, fsdp):
 
 
 def _spec(model_config, name):
+    """The PartitionSpec of a parameter of the model by name."""
     return PartitionSpec(*transformer.param_table(model_config)[name].axes)

@@ -126,7 +126,7 @@ def make_learner(
     )
     state, needed = _abstract_state(spec, mesh, kept), algorithm.needed_logprobs(learning.updates)
     experience = _abstract_experience(spec, mesh, shapes, learning.known_fields(needed))
-    packed = _abstract_packed(sizes, learning.minibatches, mesh, shapes)
+    packed = _abstract_cells(sizes, learning.minibatches, mesh, shapes)
 
     def initial(params):
         return new_state(params, spec, kept)
@@ -213,7 +213,7 @@ def make_teacher(
     )
     params = abstract_params(transformer.param_table(model_config), mesh)
     rollout = batches.abstract_rollout(shapes, specs.over_rows(mesh))
-    inputs = params, rollout, _abstract_packed(sizes, learning.minibatches, mesh, shapes)
+    inputs = params, rollout, _abstract_cells(sizes, learning.minibatches, mesh, shapes)
     spec = packing.ForwardSpec(model_config, head, sizes)
     return make_scorer("the teacher's logprobs", inputs, mesh, spec, learning.dtype, frozenset())
 
@@ -311,7 +311,7 @@ def check_sizes(
             'learner.minibatches x microbatches',
             (learning.minibatches, learning.microbatches),
             f'does not cut {shapes.prompts} prompts of {shapes.group_size} completions into equal parts '
-            'of whole groups; choose divisors',
+            'of whole groups; choose divisors of these numbers',
         )
     batches.check_divides(mesh, prompts, shapes.prompts)
     if padded:
@@ -346,7 +346,7 @@ def choose_chunk(chunk: int, vocab_size: int, mesh: Mesh) -> int:
 def _abstract_experience(spec, mesh, shapes, logprob_fields):
     """The abstract Experience that an update gets, with the fields of logprobs that are named."""
     algorithm = spec.algorithm
-    columns = shapes.tokens if algorithms.by_token(algorithm) else 1
+    columns = shapes.tokens if algorithms.is_by_token(algorithm) else 1
     fields = [*logprob_fields, *(('values', 'returns') if algorithm.needs_values else ())]
     fields += ['correct'] * (spec.extra.outcomes or 'correct' in algorithm.reads)
     fields += ['teacher_logprobs'] * algorithm.needs_teacher
@@ -354,11 +354,12 @@ def _abstract_experience(spec, mesh, shapes, logprob_fields):
 
 
 def _packed_shardings(mesh):
+    """PackedCells with the sharding of each of its arrays."""
     cells = NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, 'context'))
     return packing.PackedCells(cells, specs.replicated(mesh))
 
 
-def _abstract_packed(sizes, minibatches, mesh, shapes):
+def _abstract_cells(sizes, minibatches, mesh, shapes):
     """The abstract PackedCells of a step, or None where rows are padded."""
     if sizes is None:
         return None

@@ -96,7 +96,7 @@ def update(
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, aux=aux), metrics
 
 
-def anchored(logprobs: Float[Array, 'B C'], experience: Experience, learning: Learning) -> Float[Array, 'B C']:
+def anchor_logprobs(logprobs: Float[Array, 'B C'], experience: Experience, learning: Learning) -> Float[Array, 'B C']:
     """The logprobs that the loss reads, where old_logprobs may come from the sampler's programs.
 
     With learning.old_logprobs = 'decode' their value is old_logprobs plus the change of the learner's logprobs since
@@ -104,7 +104,7 @@ def anchored(logprobs: Float[Array, 'B C'], experience: Experience, learning: Le
     Otherwise they are `logprobs`.
     """
     old: Any = experience.old_logprobs
-    if not learning.decoded:
+    if not learning.decoded_fields:
         return logprobs
     start = jax.lax.stop_gradient(logprobs) if experience.forward_logprobs is None else experience.forward_logprobs
     return old + (logprobs - start)  # in this order: the difference of equal numbers is 0
@@ -129,7 +129,7 @@ def make_gradient(spec: UpdateSpec, coefficients: dict, frozen: Any = None):
             output = microbatch_output(
                 params, experience.rollout, cells, forward, learning.remat, experience.teacher_ids
             )
-            output = output._replace(logprobs=anchored(output.logprobs, experience, learning))
+            output = output._replace(logprobs=anchor_logprobs(output.logprobs, experience, learning))
             losses = algorithms.token_losses(algorithm, output, experience, prepared, coefficients)
             return jnp.sum(losses), output._replace(top_logprobs=None)
 

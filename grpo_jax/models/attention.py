@@ -75,12 +75,12 @@ def attend(
     if isinstance(visible, PackedMask):
         return _attend_packed(q, k, v, visible, rule, first)
     if q.shape[1] * k.shape[1] <= CHUNK_ABOVE_PAIRS or q.shape[1] % QUERY_CHUNK:
-        return _softmax_attention(q, k, v, causal(visible, first, q.shape[1], rule.window), rule)
+        return _softmax_attention(q, k, v, causal_mask(visible, first, q.shape[1], rule.window), rule)
 
     @jax.checkpoint
     def attend_chunk(chunk):
         start, queries = chunk
-        return _softmax_attention(queries, k, v, causal(visible, first + start, QUERY_CHUNK, rule.window), rule)
+        return _softmax_attention(queries, k, v, causal_mask(visible, first + start, QUERY_CHUNK, rule.window), rule)
 
     starts = jnp.arange(0, q.shape[1], QUERY_CHUNK)
     chunks = q.reshape(len(q), -1, QUERY_CHUNK, *q.shape[2:]).swapaxes(0, 1)
@@ -116,7 +116,7 @@ def soft_cap(x: Float[Array, '...'], cap: float) -> Float[Array, '...']:
 
 def _softmax_attention(q, k, v, allowed, rule):
     """Attention output [B, T, N, H]; allowed bool[B, 1, T, S] says which keys a query attends to."""
-    if _by_cudnn(q, k, rule):
+    if _uses_cudnn(q, k, rule):
         return jax.nn.dot_product_attention(q, k, v, mask=allowed, scale=rule.scale, implementation='cudnn')
     b, t, n, h = q.shape
     heads = k.shape[2]
@@ -128,7 +128,7 @@ def _softmax_attention(q, k, v, allowed, rule):
     return out.reshape(b, t, n, h).astype(q.dtype)
 
 
-def _by_cudnn(q, k, rule):
+def _uses_cudnn(q, k, rule):
     """Whether cuDNN computes this attention: rule.by asks for its kernels, and they take such arrays.
 
     They take two-byte dtypes and no soft cap. Our mask becomes a bias there, with which their backward pass wants even
@@ -141,7 +141,7 @@ def _by_cudnn(q, k, rule):
     return q.dtype.itemsize == 2 and not cap and fits
 
 
-def causal(
+def causal_mask(
     mask: Bool[Array, 'B S'],
     first: int | Int[Array, ''] = 0,
     count: int | None = None,
@@ -213,7 +213,7 @@ def _attend_packed(q, k, v, packed, rule, first):
     if q.shape[1] * keys.shape[1] <= CHUNK_ABOVE_PAIRS:
         return _softmax_attention(queries, keys, values, mask, rule).reshape(q.shape)
 
-    if _by_cudnn(queries, keys, rule):  # all blocks at once, or most of the chip would idle
+    if _uses_cudnn(queries, keys, rule):  # all blocks at once, or most of the chip would idle
         attend_blocks = jax.checkpoint(functools.partial(_softmax_attention, rule=rule))
         return attend_blocks(queries, keys, values, mask).reshape(q.shape)
 
@@ -255,10 +255,10 @@ def rope_frequencies(
         low, high = options['low_freq_factor'], options['high_freq_factor']
         smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
         return (1 - smooth) * base / factor + smooth * base, 1.0
-    return _yarn(base, size, theta, options)
+    return _yarn_frequencies(base, size, theta, options)
 
 
-def _yarn(base, size: int, theta: float, options: Mapping):
+def _yarn_frequencies(base, size: int, theta: float, options: Mapping):
     """rope_frequencies by YaRN; base: the frequencies without scaling, options: `scaling` as a dict."""
     factor, original = options['factor'], options['original_max_position_embeddings']
 

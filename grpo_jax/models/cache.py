@@ -37,12 +37,12 @@ class Chunk(Pytree):
 
     @property
     def columns(self) -> int:
-        """J * S."""
+        """Columns of all blocks, J * S."""
         return self.k.shape[1] * self.block
 
     @property
     def block(self) -> int:
-        """S."""
+        """Columns of a block, S."""
         return self.k.shape[3 if self.flat else 5]
 
     @property
@@ -97,7 +97,7 @@ class KVCache(Pytree):
         return self.replace(prompt=prompt, chunks=tuple(chunks), at_once=True)
 
 
-def empty(
+def empty_chunk(
     c: Any, rows: int, columns: int, *, block: int, dtype: Any, flat: bool = False, by_layer: bool = False
 ) -> AnyChunk:
     """A chunk of zeros for a ModelConfig, with at least `columns` columns in blocks of `block`.
@@ -106,7 +106,7 @@ def empty(
     """
     if by_layer:
         one_layer = dataclasses.replace(c, layers=1)
-        return ByLayer(tuple(empty(one_layer, rows, columns, block=block, dtype=dtype) for _ in range(c.layers)))
+        return ByLayer(tuple(empty_chunk(one_layer, rows, columns, block=block, dtype=dtype) for _ in range(c.layers)))
     blocks = -(-columns // block)
     if flat:
         shape = (c.layers, blocks, rows, block, c.kv_heads * c.head_dim)
@@ -157,7 +157,7 @@ def rope_factors(angles: attention.Angles, heads: int) -> list[Float[Array, 'B W
     return jax.lax.optimization_barrier(factors)  # or XLA repeats them in every layer
 
 
-def extend(
+def append_and_attend(
     q: Float[Array, 'B 1 N H'],
     k: Float[Array, 'B 1 K H'],
     v: Float[Array, 'B 1 K H'],
@@ -172,7 +172,7 @@ def extend(
     chunks ignores rule.
     """
     if isinstance(cache.prompt, ByLayer):
-        out, chunk = extend(q, k, v, angles, cache.one_layer(int(layer)), 0, rule)
+        out, chunk = append_and_attend(q, k, v, angles, cache.one_layer(int(layer)), 0, rule)
         return out, cache.chunks[-1].with_layer(int(layer), chunk)
     if cache.prompt.flat:
         decode_kernel = importlib.import_module('grpo_jax.models.kernels.decode_kernel')  # where it is chosen

@@ -42,10 +42,11 @@ def pick(x: Float[Array, 'V n'], index: Int[Array, ' n']) -> Float[Array, ' n']:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _pick(x, index, _):
-    return _read(x, index)
+    return _take_by_column(x, index)
 
 
-def _read(x, index):
+def _take_by_column(x, index):
+    """x[index[i], i] for each column i."""
     return jnp.take_along_axis(x, index[None], 0)[0]
 
 
@@ -58,12 +59,12 @@ def _pick_backward(rows, index, gradient):
 
     def scattered(index, gradient):  # column by column: TPUs move far less than for one scatter of pairs
         x = jax.ShapeDtypeStruct((rows, len(index)), gradient.dtype)
-        return jax.linear_transpose(lambda x: _read(x, index), x)(gradient)[0]
+        return jax.linear_transpose(lambda x: _take_by_column(x, index), x)(gradient)[0]
 
     return jax.lax.platform_dependent(index, gradient, cuda=placed, default=scattered), None
 
 
-_pick.defvjp(lambda x, index, _: (_read(x, index), index), _pick_backward)
+_pick.defvjp(lambda x, index, _: (_take_by_column(x, index), index), _pick_backward)
 
 
 def _sum_by_scatter(rows, index, gradient):

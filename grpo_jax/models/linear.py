@@ -176,6 +176,7 @@ def _frozen_forward(spec, x, w):
 
 
 def _frozen_backward(spec, saved, dy):
+    """(gradient of x, None for the frozen matrix)."""
     w, zero = saved
     dy = (dy * _row_of_scales(spec, w)).astype(zero.dtype)
     return _input_gradient(spec, w.values.astype(zero.dtype), dy), None
@@ -193,6 +194,7 @@ def _row_of_scales(spec, w):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(spec, x, w):
+    """jnp.einsum(spec, x, w), whose gradient of w is `weight_gradient`."""
     return jnp.einsum(spec, x, w)
 
 
@@ -210,6 +212,7 @@ _product.defvjp(_product_forward, _product_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _fsdp_product(spec, ops, x, part):
+    """jnp.einsum(spec, x, w) with the matrix w that devices gather from their parts."""
     return jnp.einsum(spec, x, ops.gather(part))
 
 
@@ -218,6 +221,7 @@ def _fsdp_forward(spec, ops, x, part):
 
 
 def _fsdp_backward(spec, ops, saved, dy):
+    """The gradients of x and of this device's part; the matrix is gathered again."""
     x, part = saved
     return _input_gradient(spec, ops.gather(part), dy), ops.weight_gradient(spec, x, dy)
 

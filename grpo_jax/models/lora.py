@@ -58,7 +58,7 @@ class LoraOptions(NamedTuple):
         for name in NEED_RANK:
             value = getattr(options, name)
             if value and not options.rank:
-                raise BadInput(f'model.lora.{name}', value, 'is not read with model.lora.rank = 0; set its rank')
+                raise BadInput(f'model.lora.{name}', value, 'is not read with model.lora.rank = 0; set a rank')
         return options
 
     @property
@@ -86,12 +86,12 @@ def policy_table(c: transformer.ModelConfig, options: LoraOptions = OFF) -> dict
     if not options.rank:
         return table
     layers = {
-        name: _adapted(param, SUMMED_AXES[name], options) if _is_target(name, options) else param
+        name: _make_adapted(param, SUMMED_AXES[name], options) if _is_target(name, options) else param
         for name, param in table['layers'].items()
     }
     if not any(map(_is_adapted, layers.values())):
         matrices = ', '.join(name for name in MATRICES if name in layers)
-        raise BadInput('model.lora.targets', options.targets, f'matches no matrix of this model: {matrices}')
+        raise BadInput('model.lora.targets', options.targets, f'matches no matrix; choose from {matrices}')
     return table | {'layers': layers}
 
 
@@ -99,7 +99,7 @@ def _is_target(name, options):
     return name in MATRICES and re.fullmatch(options.targets, name) is not None
 
 
-def _adapted(param, summed, options):
+def _make_adapted(param, summed, options):
     """The Adapted of Params for a matrix: A is sharded like the matrix's summed axes, B like its other axes."""
     free = [axis for axis in range(1, len(param.shape)) if axis not in summed]
     inputs, outputs = ([(param.shape[i], param.axes[i]) for i in axes] for axes in (summed, free))
@@ -179,7 +179,7 @@ def _is_adapted(w):
 
 def merge(layers: Mapping[str, Any]) -> dict[str, Any]:
     """The weights of stacked layers with the sum W + scale A B, in float32, in the place of each Adapted."""
-    return {name: _merged(w) if _is_adapted(w) else w for name, w in layers.items()}
+    return {name: _merge_matrix(w) if _is_adapted(w) else w for name, w in layers.items()}
 
 
 def without_adapters(layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +187,8 @@ def without_adapters(layers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: w.base if _is_adapted(w) else w for name, w in layers.items()}
 
 
-def _merged(w):
+def _merge_matrix(w):
+    """W + scale A B of an Adapted of stacked layers, in float32."""
     inputs, outputs = 'xyz'[: w.a.ndim - 2], 'uvw'[: w.b.ndim - 2]
     change = jnp.einsum(f'l{inputs}r,lr{outputs}->l{inputs}{outputs}', w.a, w.b, preferred_element_type=jnp.float32)
     return to_float(w.base) + w.scale * change
@@ -207,7 +208,7 @@ def inspect(
         sampled, layer = jax.tree.map(lambda x: x[None], inputs)
         bases = {name: to_float(w.base) if isinstance(w.base, Int8) else w.base for name, w in layer.items()}
         frozen = as_sampled(bases)
-        merged = as_sampled({name: _merged(w) for name, w in layer.items()})
+        merged = as_sampled({name: _merge_matrix(w) for name, w in layer.items()})
         triples = [tuple(map(_values, (sampled[name], frozen[name], merged[name]))) for name in layer]
         bits = jnp.uint32(0)
         for x, _, _ in triples:

@@ -233,7 +233,7 @@ def forward(
 
     with jax.named_scope('embed'):
         x = mesh_ops.hidden(mesh_ops.embed(params['embed'], tokens, params['final_norm'].dtype))
-        x = _scaled(x, c)
+        x = _scale_embeddings(x, c)
     x, _ = jax.lax.scan(REMAT[remat](layer_step), x, (params['layers'], make_kinds(c)))
     return _norm(x, params['final_norm'], c)
 
@@ -263,7 +263,7 @@ def prefill(
 
         return block(weights, x, choose_angles(angles, kind), c, attend)
 
-    return _over_layers(layer_step, _embed(params, tokens, c), params['layers'], c)[1]
+    return _scan_layers(layer_step, _embed(params, tokens, c), params['layers'], c)[1]
 
 
 def decode(
@@ -283,17 +283,17 @@ def decode(
         now, rule = cache.with_last_chunk(last_chunk), make_rule(c, kind)
 
         def attend(q, k, v):
-            return kv_cache.extend(q, k, v, choose_angles(angles, kind), now, layer, rule)
+            return kv_cache.append_and_attend(q, k, v, choose_angles(angles, kind), now, layer, rule)
 
         return block(weights, x, None, c, attend), None
 
     carry = (_embed(params, tokens, c)[:, None], cache.chunks[-1])
-    (x, last_chunk), _ = _over_layers(layer_step, carry, params['layers'], c)
+    (x, last_chunk), _ = _scan_layers(layer_step, carry, params['layers'], c)
     cache = cache.with_last_chunk(last_chunk).replace(length=cache.length + 1)
     return _norm(x, params['final_norm'], c)[:, 0], cache
 
 
-def _over_layers(step, carry, layers, c):
+def _scan_layers(step, carry, layers, c):
     """jax.lax.scan of step(carry, (weights, LayerKind, layer's number)), or a loop where layers are a tuple."""
     kinds = make_kinds(c)
     if not isinstance(layers, tuple):
@@ -353,13 +353,14 @@ def _mlp(w, y, c):
     gate, up = matmul('btd,df->btf', y, w['w_gate']), matmul('btd,df->btf', y, w['w_up'])
     if c.mlp_bias:
         gate, up = gate + w['b_gate'], up + w['b_up']
-    out = _gated(gate, up, w['w_down'], c.activation)
+    out = _apply_gate(gate, up, w['w_down'], c.activation)
     return out + w['b_down'] if c.mlp_bias else out
 
 
 # the backward pass computes it again, which is cheaper than storing [B, T, F]
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
-def _gated(gate, up, w_down, activation):
+def _apply_gate(gate, up, w_down, activation):
+    """The product of w_down with activation(gate) * up."""
     return matmul('btf,fd->btd', ACTIVATIONS[activation](gate) * up, w_down)
 
 
@@ -393,10 +394,11 @@ def _finish_logits(products, c):
 
 @jax.named_scope('embed')
 def _embed(params, tokens, c):
-    return _scaled(lookup(params['embed'], tokens, params['final_norm'].dtype), c)
+    """Embeddings [B, T, D] of the tokens, scaled."""
+    return _scale_embeddings(lookup(params['embed'], tokens, params['final_norm'].dtype), c)
 
 
-def _scaled(x, c):
+def _scale_embeddings(x, c):
     """Embeddings x times embed_scale, as the first layer reads them."""
     return x if c.embed_scale == 1 else x * jnp.asarray(c.embed_scale, x.dtype)
 

@@ -98,13 +98,13 @@ def run(main):
                 main()
         except (BadInput, CannotWrite, processes.OtherFailed) as error:
             text = f'error: {console.one_line(str(error))}'
-            if processes.several():  # an ordinary exit waits for the other processes, and aborts
+            if processes.has_others():  # an ordinary exit waits for the other processes, and aborts
                 signals.stop_now(text, error.status)
             _print_last(text)
             sys.exit(error.status)
         except Stopped as stop:
             text = console.one_line(str(stop))
-            if compiled.busy() and not processes.several():  # an ordinary exit waits for the compiler
+            if compiled.is_compiling() and not processes.has_others():  # an ordinary exit waits for the compiler
                 signals.stop_now(text, stop.status)
             _print_last(text)
             sys.exit(stop.status)

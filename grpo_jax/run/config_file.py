@@ -175,7 +175,7 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
     path = os.path.join(workdir, 'config.json')
     if not os.path.isfile(path):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json); name the folder of a run')
-    recorded = json_file.read_object(files.inside(workdir, 'config.json'))
+    recorded = json_file.read_object(files.path_inside(workdir, 'config.json'))
     defaults = read_config(os.path.join(CONFIGS, 'default.py'))
     _check_recorded(recorded, defaults.to_dict(), workdir, '')
     paths = list(dict.fromkeys(code_files(recorded)))

@@ -39,7 +39,7 @@ def digests(tree: Any) -> dict[str, Digest]:
 
 def hash_tree(tree: Any) -> str:
     """One hash over names, dtypes, shapes and values of a tree's arrays; all processes must call it."""
-    return compiled.hashed(repr(sorted((name, one.kind, one.sums) for name, one in digests(tree).items())))
+    return compiled.short_hash(repr(sorted((name, one.kind, one.sums) for name, one in digests(tree).items())))
 
 
 def leaves_by_name(tree: Any) -> dict[str, Any]:

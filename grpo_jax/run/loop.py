@@ -159,7 +159,7 @@ class Shell:
 
         Several processes save nothing: the error may be in one of them alone, and saving needs all.
         """
-        state = None if self._finished is None or processes.several() else self._finished.state()
+        state = None if self._finished is None or processes.has_others() else self._finished.state()
         if state is None or self.checkpoints.latest_step() == int(state.step):
             return
         try:

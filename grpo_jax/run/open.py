@@ -483,9 +483,9 @@ def barrier(
     values = {
         'step': step,
         'commits of the data': [origin.commit for origin in origins],
-        'data': compiled.hashed(repr([(e.id, e.prompt, e.answer, e.messages) for e in examples])),
+        'data': compiled.short_hash(repr([(e.id, e.prompt, e.answer, e.messages) for e in examples])),
     }
-    if processes.several():  # one process traces its programs, which a hash needs, later
+    if processes.has_others():  # one process traces its programs, which a hash needs, later
         values |= {f'program {name}': program.hash for name, program in programs.items()}
     with during('waiting for the other processes'):
         processes.exchange_stop('the start', values | dict(_flatten(recorded, 'config.')))

@@ -96,7 +96,7 @@ class SignalThread:
     def _listen(self, reader):
         """Passes each signal whose number arrives in the pipe on to _receive, while a run holds its workdir."""
         while number := os.read(reader, 1):
-            workdirs = lock.held()
+            workdirs = lock.owned_folders()
             if number[0] in NAMES and workdirs:
                 self._receive(signal.Signals(number[0]), workdirs[0])
         os.close(reader)
@@ -119,7 +119,7 @@ class SignalThread:
 
     def _handle_without_run(self, number, _):
         """Handles a signal in the main thread: does the default action, unless a run holds its workdir."""
-        if lock.held():
+        if lock.owned_folders():
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -273,7 +273,7 @@ def add_digests(origins: Sequence[data.Origin], train: data.Dataset, workdir: st
 def digest_of(dataset: data.Dataset) -> str:
     """A hash of a data set's examples, their order, and the weights of its sources."""
     examples = [(e.id, e.prompt, e.answer, e.messages, e.meta) for e in dataset.examples]
-    return compiled.hashed(repr((examples, [weight for weight, _ in dataset.sources])))
+    return compiled.short_hash(repr((examples, [weight for weight, _ in dataset.sources])))
 
 
 def are_same_data(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> bool:

@@ -133,14 +133,14 @@ def _written_tokens(batch, n, given_tokens, options):
 def _after_token(batch, token, n, tables, options):
     """Reads each row's token i32[B] at position n i32[B]; returns (DecodeBatch, bool[B] where a stop was met)."""
     states = stops.advance(tables, batch.states, token, batch.live)
-    states = stops.without_early(tables, states, n, options.min_tokens)
+    states = stops.forget_early(tables, states, n, options.min_tokens)
     stopped = jnp.isin(token, jnp.asarray(options.stop_tokens, jnp.int32))
     if 'stop' in tables:
         stopped |= stops.is_met(tables, states, 'stop')
     seen = batch.seen
     if seen is not None:
         seen = seen | (jnp.arange(seen.shape[1]) == token[:, None])
-    thinking = stops.still_thinking(tables, states, batch.thinking, n, options.thinking_tokens)
+    thinking = stops.is_thinking(tables, states, batch.thinking, n, options.thinking_tokens)
     batch = batch.replace(last=token, states=states, thinking=thinking, seen=seen)
     return batch, stopped & batch.live & (n + 1 >= options.min_tokens)
 

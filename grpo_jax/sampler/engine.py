@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def hash(self) -> str:
-        """One hash of all programs; it differs where two runs sample by other programs."""
+        """One hash of all programs; it differs between runs that sample with different programs."""
         return self.programs.hash
 
     def compile(self) -> 'Engine':
@@ -157,7 +157,7 @@ class Engine:
         stats, programs, fresh = ongoing.stats, self.programs, self.schedule.fresh_batch()
         stats.inspection = programs.inspect(ongoing.weights, params)
         began = time.monotonic()
-        ongoing.unfinished, ongoing.longest, stats.tokens = _on_host(programs.count_remaining(ongoing.state))
+        ongoing.unfinished, ongoing.longest, stats.tokens = _fetch_ints(programs.count_remaining(ongoing.state))
         while ongoing.unfinished:
             if opened < self.schedule.prompts:
                 size, length = fresh, 0
@@ -185,7 +185,7 @@ class Engine:
             batch, ongoing.state, report = self.programs.decode_segment(
                 ongoing.weights, batch, ongoing.state, ongoing.step, size
             )
-            live, steps, ongoing.unfinished, ongoing.longest, stats.tokens = _on_host(report)
+            live, steps, ongoing.unfinished, ongoing.longest, stats.tokens = _fetch_ints(report)
             columns = size.prompts * schedule.prompt_columns + size.rows * (length + steps // 2)
             stats.bytes_read += steps * (self.programs.weight_bytes + schedule.column_bytes * columns)
             stats.steps += steps
@@ -211,7 +211,7 @@ class Engine:
         return self.programs.shrink(batch, size, smaller)
 
 
-def _on_host(numbers):
+def _fetch_ints(numbers):
     """Fetches numbers from the devices, as a list of ints."""
     return [int(x) for x in jax.device_get(tuple(numbers))]
 

@@ -12,7 +12,7 @@ memory and work follow the rows that are still live. Its words, and where they l
     preempted      a row that left its batch unfinished, for want of memory; its tokens stay in the RolloutState
     resume         prefill preempted rows into a new batch, or go on with a paused Rollout (state.py)
     Schedule       the sizes of a rollout, and what the engine chooses by them (schedule.py)
-    ProgramKey     kind and sizes of a compiled program; `schedule.reachable` lists all that a rollout may need
+    ProgramKey     kind and sizes of a compiled program; `schedule.reachable_programs` lists all that a rollout may need
     PROGRAMS       for each kind of program its function, inputs and shardings (programs.py)
     automaton      a table that moves over tokens until a string has come: a stop string, or thinking's end (stops.py)
 """

@@ -57,7 +57,7 @@ def cache_bytes(
 ) -> int:
     """Bytes on a device for keys and values of all rows at full length, with the copy that shrinking makes."""
     sizes, _ = choose_sizes(model_config, mesh, shapes, sampling)
-    return sizes.peak(*sizes.whole)
+    return sizes.peak_bytes(*sizes.whole_batch)
 
 
 def choose_sizes(
@@ -194,13 +194,13 @@ class SamplerSpec:
             )
 
         batch = jax.eval_shape(make_empty)
-        return _laid_out(batch, jax.tree.map(self.sharding, batch))
+        return _to_abstract(batch, jax.tree.map(self.sharding, batch))
 
     def _abstract_results(self, key):
         """The abstract results of a program."""
         kind = PROGRAMS[key.kind]
         results = jax.eval_shape(functools.partial(kind.function, self, key), *kind.abstract_inputs(self, key))
-        return _laid_out(results, self.shardings(key, results))
+        return _to_abstract(results, self.shardings(key, results))
 
     def shardings(self, key: ProgramKey, results: Any) -> Any:
         """A NamedSharding for each result of a program."""
@@ -216,7 +216,7 @@ class SamplerSpec:
         return NamedSharding(self.mesh, ROWS if array.shape else SAME)
 
 
-def _laid_out(shapes, shardings):
+def _to_abstract(shapes, shardings):
     """Abstract arrays with these shapes and shardings."""
     return jax.tree.map(lambda x, sharding: compiled.abstract(x.shape, x.dtype, sharding), shapes, shardings)
 
@@ -236,7 +236,7 @@ def _abstract_prompts(spec, key):
 def _abstract_tables(spec, key):
     """Automata, which every device has."""
     automata = stops.abstract_automata(spec.sampling, spec.model_config.vocab_size)
-    return _laid_out(automata, dict.fromkeys(automata, specs.replicated(spec.mesh)))
+    return _to_abstract(automata, dict.fromkeys(automata, specs.replicated(spec.mesh)))
 
 
 def _abstract_chunk(spec, key):
@@ -291,7 +291,7 @@ def _per_shard(in_specs, out_specs):
     return decorate
 
 
-def _as_sampled(spec, weights, shardings=None):
+def _cast_weights(spec, weights, shardings=None):
     """Casts weights to the sampler's dtype, applies shardings, if there are any, and quantizes matrices for int8."""
     weights = jax.tree.map(lambda x: x.astype(spec.sampling.dtype), weights)
     if shardings is not None:
@@ -304,13 +304,13 @@ def _convert_weights(spec, key, params):
     shardings = specs.sampler_params(transformer.param_table(spec.model_config), spec.mesh)
     # a layer at a time, or what is gathered is in memory twice
     layers = jax.tree.map(lambda x: x[:, None], params['layers'])
-    layers = jax.lax.map(lambda layer: _as_sampled(spec, lora.merge(layer), shardings['layers']), layers)
+    layers = jax.lax.map(lambda layer: _cast_weights(spec, lora.merge(layer), shardings['layers']), layers)
     if spec.cache_format.by_layer:
         layers = tuple(jax.tree.map(lambda x, i=i: x[i, 0], layers) for i in range(spec.model_config.layers))
     else:
         layers = jax.tree.map(lambda x: x[:, 0], layers)
     others = {name: x for name, x in params.items() if name != 'layers'}
-    return _as_sampled(spec, others, {name: shardings[name] for name in others}) | {'layers': layers}
+    return _cast_weights(spec, others, {name: shardings[name] for name in others}) | {'layers': layers}
 
 
 def _weights_shardings(spec):
@@ -327,7 +327,7 @@ def _weights_shardings(spec):
 
 def _inspect_layers(spec, key, layers, params):
     """Compares the sampler's layers with the parameters that they were made of; returns a lora.Inspection."""
-    return lora.inspect(layers, params, functools.partial(_as_sampled, spec))
+    return lora.inspect(layers, params, functools.partial(_cast_weights, spec))
 
 
 def _new_state(spec, key, prompts, seed, step, limit, given_tokens=None):
@@ -346,6 +346,7 @@ def _resume_state(spec, key, rollout, prompts, seed, limit, tables):
 
 @_per_shard((ROWS,), ROWS)
 def _count_in_shard(spec, key, rollout_state):
+    """state.count_remaining of a shard's rows."""
     return tuple(state.count_remaining(rollout_state))
 
 
@@ -375,7 +376,8 @@ def _resume_rows(spec, key, weights, rollout_state, length):
 
 @_per_shard((SAME, BATCH, ROWS, SAME, SAME), (BATCH, ROWS, ROWS))
 def _decode_in_shard(spec, key, weights, batch, rollout_state, tables, step):
-    steps, batch = spec.schedule.segment, _of_one_shard(batch)
+    """decode.decode_segment of a shard's batch."""
+    steps, batch = spec.schedule.segment, _take_shard(batch)
     return decode.decode_segment(weights, batch, rollout_state, tables, step, spec.model_config, spec.sampling, steps)
 
 
@@ -395,7 +397,7 @@ def _empty_chunk(spec, key):
 @_per_shard((BATCH,), (BATCH, ROWS))
 def _choose_rows(spec, key, batch):
     """(DecodeBatch without chunks, order i32[M]) of rows that a shard keeps when the batch shrinks."""
-    return state.choose_rows(_of_one_shard(batch), key.survivors)
+    return state.choose_rows(_take_shard(batch), key.survivors)
 
 
 @_per_shard((CHUNKS, ROWS), CHUNKS)
@@ -409,7 +411,7 @@ def _finish(spec, key, rollout_state):
     return state.finish(rollout_state, spec.sampling.pad_token)
 
 
-def _of_one_shard(batch):
+def _take_shard(batch):
     """A shard's DecodeBatch with length i32[]; in a program's inputs the length is i32[shards]."""
     return batch.replace(cache=batch.cache.replace(length=batch.cache.length[0]))
 
@@ -452,7 +454,7 @@ PROGRAMS = {
 
 
 @functools.lru_cache(maxsize=256)  # programs of some ten samplers; what jax has compiled of others is freed
-def _jitted(spec, key):
+def _jit_program(spec, key):
     """The jitted function of a program: one object for all equal samplers, so that jax traces and compiles it once."""
     kind = PROGRAMS[key.kind]
 
@@ -474,7 +476,7 @@ class SamplerPrograms:
     def __init__(self, spec: SamplerSpec, automata: Mapping[str, Any]):
         self.spec, self._automata = spec, automata
         self.weight_bytes = spec.weight_bytes  # that a decode step reads on one device
-        keys = schedule.reachable(spec.schedule) + [schedule.INSPECT] * bool(spec.sampling.lora.rank)
+        keys = schedule.reachable_programs(spec.schedule) + [schedule.INSPECT] * bool(spec.sampling.lora.rank)
         self._executables = {key: self._make(key) for key in keys}
 
     @functools.cached_property
@@ -492,11 +494,11 @@ class SamplerPrograms:
     def hash(self) -> str:
         """One hash of all programs."""
         executables = sorted((str(key), executable.hash) for key, executable in self._executables.items())
-        return compiled.hashed(' '.join(f'{name} {digest}' for name, digest in executables))
+        return compiled.short_hash(' '.join(f'{name} {digest}' for name, digest in executables))
 
     def trace(self, key: ProgramKey) -> Any:
         """Traces a program, and returns the jax.stages.Traced; nothing is compiled."""
-        return _jitted(self.spec, key).trace(*PROGRAMS[key.kind].abstract_inputs(self.spec, key))
+        return _jit_program(self.spec, key).trace(*PROGRAMS[key.kind].abstract_inputs(self.spec, key))
 
     def _make(self, key):
         """The Executable of a program; under `jax.disable_jit()` it calls the function as it is."""

@@ -59,7 +59,8 @@ class Sampling(NamedTuple):
             raise BadInput(
                 'rollout.min_tokens, thinking_tokens',
                 (section.min_tokens, section.thinking_tokens),
-                f'must lie between 0 and rollout.max_tokens = {section.max_tokens}',
+                'min_tokens may be at most, and thinking_tokens must be below, '
+                f'rollout.max_tokens = {section.max_tokens}; lower them, or raise that',
             )
         return cls(
             **values,

@@ -51,7 +51,7 @@ class Schedule(NamedTuple):
     budget: int  # bytes of cache; 0: unlimited
 
     @property
-    def whole(self) -> BatchSize:
+    def whole_batch(self) -> BatchSize:
         """The batch of all rows in all columns."""
         return BatchSize(self.prompts, self.prompts * self.group, len(self.chunks))
 
@@ -63,14 +63,14 @@ class Schedule(NamedTuple):
         """Bytes that shrinking to `rows` rows needs besides the cache: the smaller copy of its largest piece."""
         return self.column_bytes * rows * max(*self.chunks[:chunks], self.prompt_columns)
 
-    def peak(self, prompts: int, rows: int, chunks: int) -> int:
+    def peak_bytes(self, prompts: int, rows: int, chunks: int) -> int:
         """Bytes of a cache with the copy that is made when it shrinks to the next smaller size."""
         fewer = max((n for n in self.rows if n < rows), default=0)
         return self.bytes(prompts, rows, chunks) + self.copy_bytes(fewer, chunks)
 
     def fits(self, prompts: int, rows: int, chunks: int) -> bool:
         """Whether a cache stays within the budget, also while it shrinks."""
-        return not self.budget or self.peak(prompts, rows, chunks) <= self.budget
+        return not self.budget or self.peak_bytes(prompts, rows, chunks) <= self.budget
 
     def fresh_batch(self) -> BatchSize:
         """The batch that new prompts begin in, with one chunk: as many prompts as fit, a divisor of all prompts.
@@ -79,7 +79,7 @@ class Schedule(NamedTuple):
         """
         fitting = [n for n in range(1, self.prompts + 1) if self.prompts % n == 0 and self.fits(n, n * self.group, 1)]
         if not fitting or not self.fits(1, 1, len(self.chunks)):
-            least = max(self.peak(1, self.group, 1), self.peak(1, 1, len(self.chunks)))
+            least = max(self.peak_bytes(1, self.group, 1), self.peak_bytes(1, 1, len(self.chunks)))
             raise BadInput(
                 'rollout.cache_gib',
                 self.budget / 2**30,
@@ -159,7 +159,7 @@ def make_schedule(
     columns, total = -(-max_tokens // block) * block, prompts * group
     whole = Schedule(prompts, group, (columns,), (), segment, prompt_columns, column_bytes, budget)
     chunks, rows, size = [columns], [], total
-    if not whole.fits(*whole.whole):
+    if not whole.fits(*whole.whole_batch):
         chunks = [min(2 * block, columns)]
         while sum(chunks) < columns:
             chunks.append(min(sum(chunks), columns - sum(chunks)))
@@ -170,12 +170,12 @@ def make_schedule(
     return whole._replace(chunks=tuple(chunks), rows=tuple(rows))
 
 
-def reachable(schedule: Schedule) -> list[ProgramKey]:
+def reachable_programs(schedule: Schedule) -> list[ProgramKey]:
     """Lists every program that a rollout may need from its first token on, for completions of any lengths."""
     first = schedule.fresh_batch()
     keys = dict.fromkeys((WEIGHTS, STATE, REMAINING, schedule.key('open', first)))
     unvisited, visited = [first], set()
-    if not schedule.fits(*schedule.whole):
+    if not schedule.fits(*schedule.whole_batch):
         for chunks in range(1, len(schedule.chunks) + 1):
             for size in schedule.resumed_batches(chunks):
                 keys[schedule.key('resume', size)] = None
@@ -198,7 +198,7 @@ def reachable(schedule: Schedule) -> list[ProgramKey]:
     return [*keys, FINISH]
 
 
-def largest(schedule: Schedule) -> list[ProgramKey]:
+def largest_programs(schedule: Schedule) -> list[ProgramKey]:
     """Lists the reachable programs that need most memory, in the order of a rollout.
 
     A fresh batch grows to all its columns with as many rows as each chunk allows; each of these sizes decodes, and so

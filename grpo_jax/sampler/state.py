@@ -37,7 +37,7 @@ class CacheFormat(NamedTuple):
 
     def empty(self, model_config: Any, rows: int, columns: int) -> kv_cache.AnyChunk:
         """An empty chunk."""
-        return kv_cache.empty(model_config, rows, columns, **self._asdict())
+        return kv_cache.empty_chunk(model_config, rows, columns, **self._asdict())
 
     def empty_prompts(self, model_config: Any, prompts: int, queries: int) -> kv_cache.AnyChunk:
         """An empty prompt cache for prompts of `queries` tokens."""
@@ -64,7 +64,7 @@ class RolloutState(Pytree):
 
     @property
     def group(self) -> int:
-        """G."""
+        """Completions of a prompt, G."""
         return self.count.shape[0] // self.prompts.ids.shape[0]
 
     @property
@@ -139,8 +139,8 @@ def resume_state(
         states, thinking = carry
         token, valid, n = column
         states = stops.advance(tables, states, token, valid)
-        states = stops.without_early(tables, states, n, options.min_tokens)
-        return (states, stops.still_thinking(tables, states, thinking, n, options.thinking_tokens)), None
+        states = stops.forget_early(tables, states, n, options.min_tokens)
+        return (states, stops.is_thinking(tables, states, thinking, n, options.thinking_tokens)), None
 
     columns = (state.tokens.T, mask.T, jnp.arange(mask.shape[1]))
     (states, thinking), _ = jax.lax.scan(read, (state.states, state.thinking), columns)
@@ -340,7 +340,7 @@ def _prefill(params, tokens_RT, mask_RT, model_config, chunks, widths, attend_by
 
         tokens, positions, visible = slice_rows(tokens_RT), slice_rows(positions_RT), slice_rows(mask_RT)
         if attend_by == 'splash':
-            visible = _runs_apart(visible, positions, widths[0])
+            visible = _make_splash_mask(visible, positions, widths[0])
         # [L, at_once, K, T, H]
         k, v = transformer.prefill(params, tokens, positions, visible, model_config, attend_by=attend_by)
         filled, column = [], 0
@@ -354,7 +354,7 @@ def _prefill(params, tokens_RT, mask_RT, model_config, chunks, widths, attend_by
         return jax.lax.fori_loop(0, rows // at_once, fill, chunks)
 
 
-def _runs_apart(mask, positions, queries):
+def _make_splash_mask(mask, positions, queries):
     """The mask [R, T] as splash takes it: valid columns end with the `queries` of the prompt and go on after a gap."""
     columns = mask.shape[1]
     if columns == queries:

@@ -23,7 +23,7 @@ States = dict[str, Any]  # i32[B] by automaton
 def make_automata(sampling: Sampling, tokenizer: Any, vocab_size: int) -> dict[str, np.ndarray]:
     """Makes the tables of strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
     return {
-        name: table(strings, bytes_of_tokens(tokenizer, vocab_size, strings))
+        name: transition_table(strings, bytes_of_tokens(tokenizer, vocab_size, strings))
         for name, strings in sampling.end_strings.items()
     }
 
@@ -31,7 +31,7 @@ def make_automata(sampling: Sampling, tokenizer: Any, vocab_size: int) -> dict[s
 def abstract_automata(sampling: Sampling, vocab_size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The tables of `make_automata`, abstract: their shapes do not depend on the tokenizer."""
     return {
-        name: jax.ShapeDtypeStruct((states(strings), vocab_size), jnp.int32)
+        name: jax.ShapeDtypeStruct((count_states(strings), vocab_size), jnp.int32)
         for name, strings in sampling.end_strings.items()
     }
 
@@ -46,7 +46,7 @@ def is_met(tables: Tables, states: States, name: str) -> Bool[Array, ' B']:
     return states[name] == tables[name].shape[0] - 1
 
 
-def without_early(tables: Tables, states: States, n: Int[Array, '...'], min_tokens: int) -> States:
+def forget_early(tables: Tables, states: States, n: Int[Array, '...'], min_tokens: int) -> States:
     """The states after the token at position n, where a stop string that came before min_tokens is forgotten."""
     if 'stop' not in tables or not min_tokens:
         return states
@@ -54,7 +54,7 @@ def without_early(tables: Tables, states: States, n: Int[Array, '...'], min_toke
     return states | {'stop': jnp.where(early, 0, states['stop'])}
 
 
-def still_thinking(
+def is_thinking(
     tables: Tables, states: States, thinking: Bool[Array, ' B'], n: Int[Array, '...'], thinking_tokens: int
 ) -> Bool[Array, ' B']:
     """bool[B]: rows that still think after the token at position n; a sampled end within the budget ends thinking."""
@@ -63,7 +63,7 @@ def still_thinking(
     return thinking & ~(is_met(tables, states, 'thinking') & (n < thinking_tokens))
 
 
-def table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarray, 'S V']:
+def transition_table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarray, 'S V']:
     """i32[states, V]: the state after each token. State 0 is the first one; in the last state a string has been met.
 
     strings are not empty; token_bytes has the bytes of each token (see bytes_of_tokens).
@@ -85,7 +85,7 @@ def table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarra
     return result
 
 
-def states(strings: Sequence[str]) -> int:
+def count_states(strings: Sequence[str]) -> int:
     """The number of states in the table for these strings."""
     return len(_prefixes(strings)) + 1
 
@@ -103,7 +103,7 @@ def bytes_of_tokens(tokenizer: Any, vocab_size: int, strings: Sequence[str] = ()
     """
     decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())['decoder'], ensure_ascii=False)
     special = set(tokenizer.all_special_ids)
-    byte_of = _byte_level() if 'ByteLevel' in decoder else None
+    byte_of = _bytes_by_character() if 'ByteLevel' in decoder else None
     pieces = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), vocab_size))))
     texts = []
     for token, piece in enumerate(pieces + [None] * (vocab_size - len(pieces))):
@@ -118,7 +118,7 @@ def bytes_of_tokens(tokenizer: Any, vocab_size: int, strings: Sequence[str] = ()
     return texts
 
 
-def _byte_level():
+def _bytes_by_character():
     """{character: byte} of byte-level BPE: a printable latin-1 character is its own byte, others begin at 256."""
     printable = [*range(ord('!'), ord('~') + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

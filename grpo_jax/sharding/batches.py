@@ -73,7 +73,7 @@ def check_divides(mesh: Mesh, name: str, count: int, axes: Sequence[str] = ROW_A
             name,
             count,
             f'must be a multiple of {" x ".join(f"mesh.{axis}" for axis in axes)} = {devices}; '
-            f'the next one is {count + -count % devices}',
+            f'choose {count + -count % devices}, the next one',
         )
 
 
@@ -84,7 +84,7 @@ def check_columns(mesh: Mesh, shapes: Shapes):
         raise BadInput(
             'data.max_prompt_tokens + rollout.max_tokens',
             columns,
-            f'must be a multiple of mesh.context = {devices}; the next one is {columns + -columns % devices}',
+            f'must be a multiple of mesh.context = {devices}; choose {columns + -columns % devices}, the next one',
         )
 
 

@@ -71,7 +71,7 @@ class Executable:
         with self._lowering:
             if self._trace and not self._hash:
                 self._lowered = self.traced.lower()
-                self._hash = hashed(self._lowered.as_text())
+                self._hash = short_hash(self._lowered.as_text())
 
     def compile(self) -> 'Executable':
         """Compiles the executable, if it is not compiled yet, and returns it."""
@@ -152,6 +152,7 @@ class BackgroundCompiler:
                 future.result()
 
     def _start_next(self):
+        """Traces the next queued executable, and compiles it on a background thread."""
         executable = self._waiting.pop(0)
         executable.lower()
         self._futures[executable] = self._pool.submit(executable.compile)
@@ -175,7 +176,7 @@ class BackgroundCompiler:
             compiling.note = f'{cached} from the cache' if several else 'from the cache' if cached else 'not cached'
 
 
-def busy() -> bool:
+def is_compiling() -> bool:
     """Whether a background thread is compiling, also one whose context has ended."""
     return any(thread.name.startswith(THREADS) for thread in threading.enumerate())
 
@@ -230,19 +231,19 @@ def _accepted_options():
 
 def device_bytes(tree: Any) -> int:
     """Bytes that arrays, or abstract arrays with shardings, take in one device's memory."""
-    return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != specs.HOST)
+    return _sum_bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != specs.HOST)
 
 
 def host_bytes(tree: Any) -> int:
     """Bytes that a device's shards of arrays take in its host's memory (specs.HOST)."""
-    return _bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind == specs.HOST)
+    return _sum_bytes(x for x in jax.tree.leaves(tree) if x.sharding.memory_kind == specs.HOST)
 
 
-def _bytes(arrays):
+def _sum_bytes(arrays):
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
 
 
-def hashed(text: str) -> str:
+def short_hash(text: str) -> str:
     """The first 16 hexadecimal digits of a text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

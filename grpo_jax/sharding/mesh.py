@@ -49,7 +49,7 @@ def make(section: Any) -> jax.sharding.Mesh:
         raise BadInput(
             'mesh',
             dict(section),
-            f'has {size} devices; {jax.process_count()} processes must use all {len(devices)} of theirs',
+            f'has {size} devices; {jax.process_count()} processes must use all {len(devices)} of theirs; raise an axis',
         )
     if size > len(devices):
         raise BadInput(
@@ -58,10 +58,10 @@ def make(section: Any) -> jax.sharding.Mesh:
             f'needs {size} devices and {len(devices)} are here; lower an axis so that the product fits',
         )
     on_tpu = devices[0].platform == 'tpu'
-    return over(devices[:size], shape, len({device.slice_index for device in devices[:size]}) if on_tpu else 1)
+    return arrange(devices[:size], shape, len({device.slice_index for device in devices[:size]}) if on_tpu else 1)
 
 
-def over(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax.sharding.Mesh:
+def arrange(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax.sharding.Mesh:
     """Mesh of `shape`, a size for each of AXES, where neighbours are neighbours in the torus of a TPU slice.
 
     slices: number of TPU slices, over which axis data goes. Raises BadInput where they do not divide it.
@@ -74,7 +74,7 @@ def over(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax
                 'mesh.data',
                 shape[0],
                 f'must be a multiple of the {slices} slices, so that only data crosses '
-                f'the network between them; the nearest is {max(round(shape[0] / slices), 1) * slices}',
+                f'the network between them; choose {max(round(shape[0] / slices), 1) * slices}',
             )
         between = (slices,) + (1,) * (len(AXES) - 1)
         grid = mesh_utils.create_hybrid_device_mesh((shape[0] // slices, *shape[1:]), between, devices=devices)

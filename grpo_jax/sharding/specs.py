@@ -22,7 +22,7 @@ def params(table: Any, mesh: Mesh | AbstractMesh) -> Any:
                 raise BadInput(
                     f'mesh.{axis}',
                     mesh.shape[axis],
-                    f'does not divide {path}, shape {param.shape}; the nearest size that does is {fits[-1]}',
+                    f'does not divide {path}, shape {param.shape}; lower it to {fits[-1]}',
                 )
         return NamedSharding(mesh, PartitionSpec(*param.axes))
 
@@ -38,7 +38,7 @@ def sampler_params(table: Any, mesh: Mesh) -> Any:
     return map_table(leaf, table)
 
 
-def unstacked(sharding: NamedSharding) -> NamedSharding:
+def layer_sharding(sharding: NamedSharding) -> NamedSharding:
     """One layer's sharding, from the sharding of the array that stacks all layers."""
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 

@@ -14,7 +14,7 @@ Groups = list[list[int]]
 
 
 class Axis(NamedTuple):
-    """A mesh axis, for functions that run on each device in shard_map; made by `along`."""
+    """A mesh axis, for functions that run on each device in shard_map; made by `make_axis`."""
 
     name: str
     stages: list[Groups]  # groups of devices, by their places on the axis, for one side of the torus after another
@@ -57,7 +57,7 @@ class Axis(NamedTuple):
         return total
 
 
-def along(mesh: jax.sharding.Mesh, name: str) -> Axis:
+def make_axis(mesh: jax.sharding.Mesh, name: str) -> Axis:
     """The Axis for a mesh axis by name, with a stage for each side of the torus that it spans.
 
     A gather goes within the groups of the first stage, then of the next; a scatter goes in the reverse order. Devices

@@ -119,7 +119,7 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
         step=step,
         adapter=adapter,
         rewarded=bool(rows),
-        begun=f'[{base}]({hub.page(base)})' if base else random,
+        begun=f'[{base}]({hub.page_url(base)})' if base else random,
         # adapters need the model that training began with, and its tokenizer
         loaded=repr((base or _cut_folders(str(model.get('path')))) if adapter else name),
         called=repr(name),
@@ -228,7 +228,7 @@ def main() -> None:
     """Runs the command."""
     values = flags.FLAGS
     export(values.workdir, values.out, values.dtype, values.trust, adapter=values.adapter, push=values.push)
-    print(escape(f'wrote {values.out}' + f', and uploaded it to {hub.page(values.push)}' * bool(values.push)))
+    print(escape(f'wrote {values.out}' + f', and uploaded it to {hub.page_url(values.push)}' * bool(values.push)))
 
 
 if __name__ == '__main__':

@@ -20,7 +20,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.learner.experience import abstract_history
 from grpo_jax.learner.logprobs import Head, padded_logprobs
 from grpo_jax.learner.programs import choose_chunk, without_frozen
-from grpo_jax.learner.update import anchored
+from grpo_jax.learner.update import anchor_logprobs
 from grpo_jax.models.linear import in_dtype
 from grpo_jax.run import checkpoint, cli
 from grpo_jax.run.open import make_algorithm, make_run_learner, make_whole_policy, open_splits
@@ -94,7 +94,7 @@ def _compute_terms(params, experience: Experience, coefficients, algorithm, mode
     """{name: f32[B, C]}: logprobs, entropy, each term of the loss, and the gradient of the loss by logprobs."""
     compute = in_dtype(params, learning.dtype)
     output = padded_logprobs(compute, experience.rollout, model_config, head, 'none', experience.teacher_ids)
-    output = output._replace(logprobs=anchored(output.logprobs, experience, learning))
+    output = output._replace(logprobs=anchor_logprobs(output.logprobs, experience, learning))
     prepared = algorithms.prepare(algorithm, experience)
 
     def loss(logprobs):

@@ -55,7 +55,7 @@ def test_tokens_with_a_clamped_kl_are_counted(estimator, difference):
     assert metrics['kl_clamped_share'] == pytest.approx(np.mean(gradient[fixture.MASK] == 0))
 
 
-@pytest.mark.parametrize('ratio', sorted(pieces.named(ratios)))
+@pytest.mark.parametrize('ratio', sorted(pieces.list_pieces(ratios)))
 @pytest.mark.parametrize('sign', [1, -1])
 def test_a_clamped_ratio_gives_no_gradient(ratio, sign):
     # 25 nats a token, away from the side that GMPO clips; without a clip only the clamp can stop the gradient
@@ -318,7 +318,7 @@ def test_an_advantage_and_a_surrogate_of_ones_own():
     found = algorithms.compute_advantages(method, fixture.REWARDS, mask=MASK)
     expected = fixture.REWARDS.reshape(8, 1) * fixture.MASK / fixture.LENGTHS[:, None]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert algorithms.by_token(method) and not algorithms.by_token(fixture.algorithm('dapo'))
+    assert algorithms.is_by_token(method) and not algorithms.is_by_token(fixture.algorithm('dapo'))
     gradient = fixture.loss_and_gradient(method, fixture.experience(found))[1]
     ratio = np.exp(fixture.LOGPROBS - fixture.OLD)
     np.testing.assert_allclose(gradient, -expected * ratio**2 / 24, rtol=1e-5, atol=1e-9)

@@ -435,7 +435,7 @@ def test_every_preset_and_every_piece_of_the_device_is_in_the_tables():
     left = {
         name
         for module in (ratios, surrogates, weights, kl, corrections, selections, regularizers)
-        for name, piece in pieces.named(module).items()
+        for name, piece in pieces.list_pieces(module).items()
         if id(piece) not in used
     }
     assert left == {'entropy_bonus'}  # it acts on the entropy and not on logprobs

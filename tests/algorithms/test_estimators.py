@@ -27,7 +27,7 @@ DATA = dict(
     prompt_baselines=np.where(np.arange(8) < 4, 0.15, 0.55),
     step_rewards=np.where(fixture.MASK & (np.arange(5) % 2 == 0), np.add.outer(ROW % 3, np.arange(5.0)), np.nan),
 )
-ESTIMATORS = sorted(pieces.named(advantages))
+ESTIMATORS = sorted(pieces.list_pieces(advantages))
 WITHIN_GROUPS = [
     'best_and_worst',
     'group_mean',

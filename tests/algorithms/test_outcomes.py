@@ -77,7 +77,7 @@ SHAPED = np.array([[-0.001, -0.002, -0.001, -0.003], [0.9, 0.0, 0.8, 0.0], [1.0,
 OUTCOMES = np.array([[0.0, 0, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1]])
 COMPARING = sorted(
     name
-    for name, piece in pieces.named(algorithms.algorithm.advantages).items()
+    for name, piece in pieces.list_pieces(algorithms.algorithm.advantages).items()
     if pieces.compares_outcomes(piece) and name != 'gdpo'
 )
 

@@ -53,7 +53,7 @@ def warnings(preset, changes=None, **sizes):
         ('deepseek_v32', dict(denominator='selected'), "algorithm.denominator = 'selected', opsm, use all"),
         ('dapo', dict(kl_target=0.1), 'algorithm.kl_target = 0.1, needs a KL term'),
         ('grpo', dict(kl_target=0.1, kl_horizon=0.0), 'algorithm.kl_horizon = 0.0, at least 1'),
-        ('grpo', dict(entropy_target=0.5), "algorithm.entropy_target = 0.5, needs regularizers=('entropy_bonus',)"),
+        ('grpo', dict(entropy_target=0.5), "algorithm.entropy_target = 0.5, set regularizers=('entropy_bonus',) too"),
         ('reinforce_moving', dict(baseline_decay=1.1), 'algorithm.baseline_decay = 1.1, at most 1'),
         ('reinforce', dict(baseline_decay=0.5), 'algorithm.baseline_decay = 0.5, an advantage that reads run_baseline'),
         (
@@ -340,4 +340,4 @@ def test_warnings_of_one_update_are_those_of_the_pieces(preset):
 
 
 def test_every_estimator_is_in_one_of_the_lists_of_these_tests():
-    assert {*COMPARING, *LONE} == set(pieces.named(advantages))
+    assert {*COMPARING, *LONE} == set(pieces.list_pieces(advantages))

@@ -209,14 +209,14 @@ def test_shared_prompts_save_a_third_of_the_operations():
         (
             'dr_grpo',
             dict(pack_columns=15),
-            r'^learner.pack_columns = 15: holds no prompt of 6 tokens with a completion, 1',
+            r'^learner.pack_columns = 15: is too short for a prompt of 6 tokens with a completion; choose 1',
         ),
-        ('dpo', dict(pack_columns=24), r'^learner.pack_columns = 24: holds no prompt of 6 tokens with its group, 26 '),
         (
-            'dr_grpo',
-            dict(pack_columns=20),
-            r'^learner.pack_columns = 20: must be a multiple of 8 .* the next one is 24',
+            'dpo',
+            dict(pack_columns=24),
+            r'^learner.pack_columns = 24: is too short for a prompt of 6 tokens with its group; choose 26 ',
         ),
+        ('dr_grpo', dict(pack_columns=20), r'^learner.pack_columns = 20: must be a multiple of 8 .* raise it to 24'),
         ('dr_grpo', dict(pack_columns=24, pack_rows=0), r'^learner.pack_rows = 0: must be at least 1'),
     ],
 )

@@ -211,8 +211,8 @@ def test_mesh_axis_below_one_is_refused():
     'sizes, message',
     [
         # 2 key heads do not split over 4; width 32 does not split over 3
-        ((1, 1, 1, 4), r'^mesh.tensor = 4: does not divide layers/wk, shape \(2, 32, 2, 8\); the nearest .* is 2'),
-        ((1, 3, 1, 1), r'^mesh.fsdp = 3: does not divide embed, shape \(64, 32\); the nearest size that does is 2'),
+        ((1, 1, 1, 4), r'^mesh.tensor = 4: does not divide layers/wk, shape \(2, 32, 2, 8\); lower it to 2'),
+        ((1, 3, 1, 1), r'^mesh.fsdp = 3: does not divide embed, shape \(64, 32\); lower it to 2'),
     ],
 )
 def test_mesh_that_does_not_divide_a_parameter_is_refused(tiny, sizes, message):
@@ -221,12 +221,16 @@ def test_mesh_that_does_not_divide_a_parameter_is_refused(tiny, sizes, message):
 
 
 def test_prompts_that_do_not_divide_over_the_mesh_are_refused(model):
-    with pytest.raises(BadInput, match=r'^data.prompts_per_step = 6: must be a multiple of .* = 4; the next one is 8'):
+    with pytest.raises(
+        BadInput, match=r'^data.prompts_per_step = 6: must be a multiple of .* = 4; choose 8, the next one'
+    ):
         make_sampler(model[0], make_mesh((2, 2, 1, 1)), SHAPES._replace(prompts=6), SAMPLING, {})
 
 
 def test_microbatches_that_do_not_divide_over_the_mesh_are_refused(model):
-    with pytest.raises(BadInput, match=r'^rows of a microbatch = 4: must be a multiple of .* = 8; the next one is 8'):
+    with pytest.raises(
+        BadInput, match=r'^rows of a microbatch = 4: must be a multiple of .* = 8; choose 8, the next one'
+    ):
         small_learner(model[0], make_mesh((2, 4, 1, 1)), microbatches=4)
 
 
@@ -244,7 +248,7 @@ def test_cuts_that_do_not_divide_the_batch_are_refused(model, minibatches, micro
 def test_gradients_of_cut_matrices_are_those_of_whole_ones(shape, spec, axes):
     """With sums that travel, as on TPUs, along whichever axis; x and dy come as a layer has them."""
     mesh = make_mesh(shape)
-    along = torus.along(mesh, 'fsdp')
+    along = torus.make_axis(mesh, 'fsdp')
     sizes = dict(b=16, t=8, d=16, f=24, n=8, h=3)
     rng = np.random.default_rng(0)
     x, w, dy = (rng.standard_normal([sizes[i] for i in part]).astype(np.float32) for part in linear.axes_of(spec))

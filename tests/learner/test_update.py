@@ -217,7 +217,7 @@ def test_update_of_every_preset_keeps_the_shapes_of_the_state(tiny, experience, 
         values=floats,
         returns=floats,
         teacher_logprobs=floats,
-        advantages=floats if algorithms.by_token(method) else experience.advantages,
+        advantages=floats if algorithms.is_by_token(method) else experience.advantages,
     )
     state = TrainState(jnp.int32(3), params, ADAM.init(params), None, new_aux(method, params, ADAM))
     after, metrics = jax.eval_shape(

@@ -26,7 +26,9 @@ def cache_of(flat, length, chunks, prompts, dtype):
 
     def filled(seed, rows, columns, block):
         k, v = normal(seed, 2, LAYERS, rows, HEADS, columns, H)
-        return kv_cache.prompt_chunk(k, v, kv_cache.empty(MODEL, rows, columns, block=block, dtype=dtype, flat=flat))
+        return kv_cache.prompt_chunk(
+            k, v, kv_cache.empty_chunk(MODEL, rows, columns, block=block, dtype=dtype, flat=flat)
+        )
 
     return kv_cache.KVCache(
         prompt=filled(0, prompts, 64, 32),
@@ -47,8 +49,8 @@ def test_same_attention_and_same_column_written(prompts, fits, chunks, length, m
     q, k, v = normal(7, B, 1, 6, H), normal(8, B, 1, HEADS, H), normal(9, B, 1, HEADS, H)
     angles = attention.rope_angles(jnp.arange(B)[:, None] * 7 + 3, H, 1e4, ())
     both = [cache_of(flat, length, chunks, prompts, jnp.float32) for flat in (False, True)]
-    expected, written = jax.jit(kv_cache.extend)(q, k, v, angles, both[0], 1)
-    out, flat = jax.jit(kv_cache.extend)(q, k, v, kv_cache.rope_factors(angles, HEADS), both[1], 1)
+    expected, written = jax.jit(kv_cache.append_and_attend)(q, k, v, angles, both[0], 1)
+    out, flat = jax.jit(kv_cache.append_and_attend)(q, k, v, kv_cache.rope_factors(angles, HEADS), both[1], 1)
     np.testing.assert_allclose(out, expected, atol=2e-6)
     for array, other in ((flat.k, written.k.transpose(0, 1, 2, 5, 3, 4)), (flat.v, written.v.swapaxes(3, 4))):
         np.testing.assert_allclose(array, other.reshape(array.shape), atol=1e-6)  # the new key is turned
@@ -64,7 +66,7 @@ def test_bfloat16_is_as_near_to_float32_as_before():
         factors = kv_cache.rope_factors(angles, HEADS) if flat else angles
         inputs = [x.astype(dtype) for x in (q, k, v)]
         cache = cache_of(flat, 40, (64,), 2, dtype)
-        return jax.jit(kv_cache.extend)(*inputs, factors, cache, 0)[0].astype(jnp.float32)
+        return jax.jit(kv_cache.append_and_attend)(*inputs, factors, cache, 0)[0].astype(jnp.float32)
 
     exact = out(False, jnp.float32)
     before, now = (np.abs(out(flat, jnp.bfloat16) - exact).max() for flat in (False, True))
@@ -74,7 +76,7 @@ def test_bfloat16_is_as_near_to_float32_as_before():
 def test_its_operations_are_those_it_tells():
     cache = cache_of(True, 40, (64,), 2, jnp.float32)
     angles = kv_cache.rope_factors(attention.rope_angles(jnp.zeros((B, 1), jnp.int32), H, 1e4, ()), HEADS)
-    traced = jax.jit(kv_cache.extend).trace(
+    traced = jax.jit(kv_cache.append_and_attend).trace(
         normal(7, B, 1, 6, H), normal(8, B, 1, HEADS, H), normal(9, B, 1, HEADS, H), angles, cache, 1
     )
     lines = HEADS * 8  # of 3 queries a head, in whole tiles

@@ -156,10 +156,10 @@ def test_attention_with_a_rule_that_a_kernel_does_not_know_does_not_reach_it(by)
 
 def test_a_window_counts_valid_tokens_its_own_among_them():
     mask = jnp.array([[0, 1, 1, 0, 1, 1]], bool)
-    allowed = attention.causal(mask, window=jnp.int32(2))[0, 0]
+    allowed = attention.causal_mask(mask, window=jnp.int32(2))[0, 0]
     # the query in column 4 reads itself and column 2, the last valid one before the gap
     assert [np.flatnonzero(row).tolist() for row in np.asarray(allowed)[[1, 2, 4, 5]]] == [[1], [1, 2], [2, 4], [4, 5]]
-    later = attention.causal(mask, 4, 2, jnp.int32(2))[0, 0]
+    later = attention.causal_mask(mask, 4, 2, jnp.int32(2))[0, 0]
     np.testing.assert_array_equal(later, allowed[4:])
 
 
@@ -316,7 +316,7 @@ def test_a_config_of_another_family_is_refused_in_one_line_that_lists_those_ther
     change_config(tmp_path, model_type='mamba2')
     with pytest.raises(BadInput) as refusal:
         families.load_config(tmp_path)
-    assert str(refusal.value).endswith(f"'mamba2': not supported; one of {', '.join(families.FAMILIES)} is")
+    assert str(refusal.value).endswith(f"'mamba2': is not supported; choose a model of {', '.join(families.FAMILIES)}")
     assert '\n' not in str(refusal.value)
 
 

@@ -58,7 +58,7 @@ def test_no_program_of_a_run_scatters_in_any_order_on_a_gpu(preset, columns, tmp
     learner = make_run_learner(run, abstract_aux(run.settings.collection, shapes, examples))
     sample = make_run_sampler(run, shapes)
     traced = [program.traced for program in learner.programs.values()]
-    traced += [sample.programs.trace(key) for key in schedule.largest(sample.schedule)]
+    traced += [sample.programs.trace(key) for key in schedule.largest_programs(sample.schedule)]
     texts = [program.lower(lowering_platforms=('cuda',)).as_text() for program in traced]
     scatters = [scatter for text in texts for scatter in re.findall('"stablehlo.scatter".*', text)]
     assert len(scatters) > 10

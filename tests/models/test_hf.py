@@ -409,11 +409,11 @@ def test_a_config_that_is_no_json_is_refused(folder):
             dict(model_type='qwen2', use_sliding_window=True, max_window_layers=0, sliding_window=0),
             ('sliding_window', '0'),
         ),
-        (dict(model_type='mistral', layer_types=['full_attention'] * 2), ('layer_types', 'full_attention', 'alone')),
         (
-            dict(layer_types=['sliding_attention'] * 2),
-            ('layer_types', 'sliding', 'not supported; full_attention alone'),
+            dict(model_type='mistral', layer_types=['full_attention'] * 2),
+            ('layer_types', 'full_attention', 'another model'),
         ),
+        (dict(layer_types=['sliding_attention'] * 2), ('layer_types', 'sliding', 'must be full_attention;')),
         (dict(model_type='gemma2', use_bidirectional_attention=True), ('use_bidirectional', 'True', 'causal')),
         (dict(model_type='gemma3_text', attn_logit_softcapping=5.0), ('attn_logit_softcapping', '5.0', 'null')),
         (dict(model_type='gemma2', hidden_activation='silu_'), ('hidden_activation', 'silu_', 'gelu_pytorch_tanh')),
@@ -443,7 +443,7 @@ def test_a_config_that_is_no_json_is_refused(folder):
             ('rope_type', 'dynamic', 'default, linear, llama3, yarn, longrope'),
         ),
         (dict(rope_parameters=dict(rope_type='linear', rope_theta=1e4)), ('config.json', 'linear', 'factor')),
-        (dict(hidden_size='wide'), ('config.json', 'hidden_size')),
+        (dict(hidden_size='wide'), ('hidden_size', 'config.json')),
     ],
 )
 def test_a_config_that_the_decoder_cannot_compute_is_refused(folder, changes, words):

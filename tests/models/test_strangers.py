@@ -181,8 +181,8 @@ DAMAGE = {
     'index: a file that is not there': (index({NORM: 'model-2.safetensors'}), ['model-2.safetensors', 'is not there']),
     'index: outside': (index({NORM: '../../../etc/passwd'}), ['etc/passwd', 'lies outside']),
     'index: absolute': (index({NORM: '/etc/passwd'}), ['/etc/passwd', 'lies outside']),
-    'index: no name of a file': (index({NORM: 'a\0b'}), ['can be the name of no file']),
-    'index: half a character': (index({NORM: '\ud800'}), [r'\ud800', 'can be the name of no file']),
+    'index: no name of a file': (index({NORM: 'a\0b'}), ['cannot be the name of a file']),
+    'index: half a character': (index({NORM: '\ud800'}), [r'\ud800', 'cannot be the name of a file']),
     'index: a list': (index(['a']), ['is no index of weights']),
     'index: huge': (huge(folders.INDEX), ['134217729 bytes', 'at most 134217728']),
     'config: huge': (huge('config.json'), ['134217729 bytes']),
@@ -226,7 +226,7 @@ DAMAGE = {
         lambda f: change(f, 'tokenizer_config.json', fast_tokenizer_files=[1]),
         ['fast_tokenizer_files', 'list of names'],
     ),
-    'tokenizer: a setting for the terminal': (added(**{'\x1b[31m': 1}), [r'\x1b[31m', 'has no such name']),
+    'tokenizer: a setting for the terminal': (added(**{'\x1b[31m': 1}), [r'\x1b[31m', 'no setting has this name']),
     'tokenizer: code of its own': (
         lambda f: change(
             f, 'tokenizer_config.json', tokenizer_class='Mine', auto_map={'AutoTokenizer': ['mine.A', 'mine.B']}
@@ -338,7 +338,7 @@ def test_blobs_that_are_a_link_themselves_are_not_followed(good, tmp_path):
     (snapshot.parent.parent / 'blobs').symlink_to(good)
     (snapshot / 'config.json').symlink_to('../../blobs/config.json')
     with pytest.raises(BadInput, match='lies outside'):
-        files.inside(snapshot, 'config.json')
+        files.path_inside(snapshot, 'config.json')
 
 
 def test_a_link_within_the_folder_is_followed(folder):

@@ -129,7 +129,7 @@ def segmentations(texts, text, rng, count):
 def test_a_stop_string_is_met_however_it_is_split(tokenizer):
     strings = ['</answer>', '日本', '😀', '\n\nUser:', '\u202e!']
     texts, rng = texts_of(tokenizer), random.Random(0)
-    table = stops.table(strings, texts)
+    table = stops.transition_table(strings, texts)
     for string in strings:
         spelled = f'It is </answe 日\n\nUse{string} and more'.encode()
         for tokens in segmentations(texts, spelled, rng, 40):

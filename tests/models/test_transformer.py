@@ -52,7 +52,7 @@ def decode(params, c, prompts, mask, completions, chunks, *, block=1, dtype=jnp.
         params = {**params, 'layers': layers}
 
     def empty(rows, columns):
-        return kv_cache.empty(c, rows, columns, block=block, dtype=dtype, by_layer=by_layer)
+        return kv_cache.empty_chunk(c, rows, columns, block=block, dtype=dtype, by_layer=by_layer)
 
     k, v = prefill(params, prompts, transformer.positions_of(mask), mask, c)
     rows, lengths = len(completions), jnp.sum(mask, -1)
@@ -132,10 +132,10 @@ def test_quantizing_zeros_gives_zeros():
 
 def test_full_chunks_are_not_written_again(tiny):
     c, params = tiny
-    full = jax.tree.map(lambda x: x + 7.0, kv_cache.empty(c, 4, 3, block=3, dtype=jnp.float32))
-    fresh = kv_cache.empty(c, 4, 4, block=2, dtype=jnp.float32)
+    full = jax.tree.map(lambda x: x + 7.0, kv_cache.empty_chunk(c, 4, 3, block=3, dtype=jnp.float32))
+    fresh = kv_cache.empty_chunk(c, 4, 4, block=2, dtype=jnp.float32)
     cache = kv_cache.KVCache(
-        prompt=kv_cache.empty(c, 4, 2, block=2, dtype=jnp.float32),
+        prompt=kv_cache.empty_chunk(c, 4, 2, block=2, dtype=jnp.float32),
         prompt_start=jnp.full(4, 2),
         chunks=(full, fresh),
         start=jnp.zeros(4, jnp.int32),

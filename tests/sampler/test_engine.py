@@ -394,7 +394,7 @@ def test_rows_end_at_the_token_that_completes_a_stop_string(tiny, sample):
     string = '><4'  # over the border of two tokens, the second of which goes on
     plain = sample('endless', seed=5)
     sampling = SAMPLINGS['endless']._replace(stop_strings=(string,))
-    built = build(tiny[0], sampling, (1, 1, 1), 12, 0, {'stop': stops.table([string], BYTES)})
+    built = build(tiny[0], sampling, (1, 1, 1), 12, 0, {'stop': stops.transition_table([string], BYTES)})
     ended = sample(built, seed=5)
     lengths = []
     for before, after, truncated in zip(completions(plain), completions(ended), ended.truncated, strict=True):
@@ -412,7 +412,7 @@ def thinking(tiny):
     """An engine that ends thinking, spelled '2>', with tokens 40 and 22 after 5 tokens."""
     forced = {'thinking_tokens': 5, 'thinking_end': (40, 22), 'thinking_text': '2>'}
     sampling = SAMPLINGS['endless']._replace(stop_tokens=STOPS, **forced)
-    return build(tiny[0], sampling, (1, 1, 1), 12, 0, {'thinking': stops.table(['2>'], BYTES)})
+    return build(tiny[0], sampling, (1, 1, 1), 12, 0, {'thinking': stops.transition_table(['2>'], BYTES)})
 
 
 @pytest.mark.parametrize('pause', [None, 3, 6])
@@ -522,7 +522,7 @@ def test_kernels_attend_over_the_gap_between_a_prompt_and_its_tokens(rule):
     )
     keys = jax.random.split(jax.random.key(0), 3)
     q, k, v = (jax.random.normal(key, (4, columns, heads, 16)) for key, heads in zip(keys, (4, 2, 2), strict=True))
-    apart = state._runs_apart(mask, transformer.positions_of(mask), queries)
+    apart = state._make_splash_mask(mask, transformer.positions_of(mask), queries)
     out = attend(q, k, v, apart, rule._replace(by='splash'))
     np.testing.assert_allclose(out[mask], attend(q, k, v, mask, rule)[mask], atol=1e-5)
 

@@ -120,7 +120,7 @@ def workloads(draw):
 def test_every_program_that_an_engine_asks_for_is_reachable(workload):
     sizes, lengths = workload
     try:
-        reachable = schedule.reachable(sizes)
+        reachable = schedule.reachable_programs(sizes)
     except BadInput:
         hypothesis.assume(False)
     programs = FakePrograms(sizes, lengths)
@@ -128,7 +128,7 @@ def test_every_program_that_an_engine_asks_for_is_reachable(workload):
     rollout, stats = engine.sample(None, PROMPTS, None, 0)
     np.testing.assert_array_equal(rollout.tokens, lengths)
     assert set(programs.requested) <= set(reachable) and len(reachable) == len(set(reachable))
-    assert set(schedule.largest(sizes)) <= set(reachable)
+    assert set(schedule.largest_programs(sizes)) <= set(reachable)
     assert stats.tokens == np.sum(lengths) and stats.peak_bytes == programs.cache_bytes
     assert stats.peak_bytes <= (sizes.budget or np.inf)
 
@@ -139,7 +139,7 @@ def test_programs_of_a_small_schedule():
         (1, 4, 8), block=4, segment=2, halvings=1, prompt_columns=8, column_bytes=1, budget=0
     )
     assert (sizes.chunks, sizes.rows) == ((8,), (2,))
-    assert [str(key) for key in schedule.reachable(sizes)] == [
+    assert [str(key) for key in schedule.reachable_programs(sizes)] == [
         'weights',
         'state',
         'remaining',
@@ -151,7 +151,7 @@ def test_programs_of_a_small_schedule():
         'decode 2 rows of 2 prompts x 8',
         'finish',
     ]
-    assert set(schedule.largest(sizes)) == set(schedule.reachable(sizes)) - {schedule.REMAINING}
+    assert set(schedule.largest_programs(sizes)) == set(schedule.reachable_programs(sizes)) - {schedule.REMAINING}
 
 
 def test_a_budget_makes_columns_grow_and_rows_wait():
@@ -165,6 +165,6 @@ def test_a_budget_makes_columns_grow_and_rows_wait():
     # 4 x 16 + 8 and a copy of 2 x 8: 88 fit; with the last chunk 2 rows, each with its prompt: 2 x (32 + 8) = 80
     assert sizes.admitting_batch(first._replace(chunks=2)) == (2, 2, 2)
     assert sizes.resumed_batch(unfinished=2, longest=16) == (2, 2, 3)
-    assert 'resume 2 rows of 2 prompts x 8+8+16' in map(str, schedule.reachable(sizes))
+    assert 'resume 2 rows of 2 prompts x 8+8+16' in map(str, schedule.reachable_programs(sizes))
     with pytest.raises(BadInput, match=r'rollout\.cache_gib'):
-        schedule.reachable(sizes._replace(budget=30))
+        schedule.reachable_programs(sizes._replace(budget=30))

@@ -13,7 +13,7 @@ from grpo_jax.sampler import stops
 
 def states(strings, token_bytes, tokens):
     """(state after each token, the state that means a string was met)."""
-    table = stops.table(strings, token_bytes)
+    table = stops.transition_table(strings, token_bytes)
     state, visited = 0, []
     for token in tokens:
         state = int(table[state, token])
@@ -64,7 +64,7 @@ def test_a_met_string_stays_met():
 
 def test_the_table_of_one_string_is_the_hand_made_one():
     # states: '', 'a', 'aa', met
-    table = stops.table(['aab'], [b'a', b'b', b'', b'ab', b'c'])
+    table = stops.transition_table(['aab'], [b'a', b'b', b'', b'ab', b'c'])
     assert table.tolist() == [[1, 0, 0, 0, 0], [2, 0, 1, 3, 0], [2, 3, 2, 3, 0], [3, 3, 3, 3, 3]]
     assert table.dtype == np.int32
 
@@ -154,7 +154,7 @@ def test_random_tokens_meet_a_string_where_the_decoded_text_first_holds_it(vocab
     ]
     pieces = [t for t in plain if any(token_bytes[t].decode(errors='replace') in string for string in strings)]
     whole = [t for t in plain if any(string.encode() in token_bytes[t] for string in strings)]
-    table = stops.table(strings, token_bytes)
+    table = stops.transition_table(strings, token_bytes)
     for _ in range(60):
         pool = [rng.choice(plain, 12), rng.choice(pieces, 24), rng.choice(whole or plain, 1)]
         tokens = rng.permutation(np.concatenate(pool)).tolist()
@@ -188,10 +188,10 @@ def test_a_special_token_is_met_where_a_string_names_it(vocabulary):
 
 
 def test_a_string_that_is_met_too_early_begins_anew():
-    tables = {'stop': stops.table(['ab'], [b'a', b'b'])}
+    tables = {'stop': stops.transition_table(['ab'], [b'a', b'b'])}
     states, met = {'stop': np.zeros(1, np.int32)}, []
     for n, token in enumerate([0, 1, 1, 0, 1]):
         states = stops.advance(tables, states, np.array([token]), np.array([True]))
-        states = stops.without_early(tables, states, np.array(n), 3)
+        states = stops.forget_early(tables, states, np.array(n), 3)
         met.append(bool(stops.is_met(tables, states, 'stop')[0]))
     assert met == [False] * 4 + [True]  # the first ab ends at the second of three tokens that must come

@@ -78,9 +78,9 @@ def test_the_stages_of_an_axis_are_those_of_its_devices():
     devices = np.array([Chip((i // 4, i % 4, 0)) for i in range(16)])
     cut = Mesh(devices.reshape(1, 4, 1, 4), meshes.AXES)
     for name in 'fsdp', 'tensor':
-        assert torus.along(cut, name) == torus.Axis(name, [[[0, 1, 2, 3]]], 'tpu')
+        assert torus.make_axis(cut, name) == torus.Axis(name, [[[0, 1, 2, 3]]], 'tpu')
     shuffled = np.random.default_rng(0).permutation(devices)
-    whole = meshes.over(list(shuffled), (1, 16, 1, 1))
-    assert [len(groups) for groups in torus.along(whole, 'fsdp').stages] == [4, 4]
-    assert torus.along(whole, 'data').stages == []
-    assert torus.along(meshes.make({'fsdp': 8}), 'fsdp') == torus.Axis('fsdp', [[list(range(8))]], 'cpu')
+    whole = meshes.arrange(list(shuffled), (1, 16, 1, 1))
+    assert [len(groups) for groups in torus.make_axis(whole, 'fsdp').stages] == [4, 4]
+    assert torus.make_axis(whole, 'data').stages == []
+    assert torus.make_axis(meshes.make({'fsdp': 8}), 'fsdp') == torus.Axis('fsdp', [[list(range(8))]], 'cpu')

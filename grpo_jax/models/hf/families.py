@@ -62,10 +62,12 @@ def _biases(hf):
 
 
 def _llama(hf):
+    """Fields of ModelConfig for Llama's biases."""
     return _biases(hf) | {'mlp_bias': hf.mlp_bias}
 
 
 def _granite(hf):
+    """Llama's fields, and Granite's multipliers."""
     return _llama(hf) | {
         'embed_scale': float(hf.embedding_multiplier),
         'residual_scale': float(hf.residual_multiplier),
@@ -82,10 +84,12 @@ def _smollm3(hf):
 
 
 def _olmo2(hf):
+    """OLMo 2's fields: norms after attention and mlp, and norms over all heads of q and k."""
     return _biases(hf) | {'norms': 'after', 'norm_in_float32': True, 'qk_norm': True, 'qk_norm_over_heads': True}
 
 
 def _gemma2(hf):
+    """Gemma 2's fields: norms around attention and mlp, scales and soft caps."""
     return _biases(hf) | {
         'activation': hf.hidden_activation,
         'norms': 'around',
@@ -143,7 +147,7 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     fields['activation'] = getattr(hf, key)
     if fields['activation'] not in list(transformer.ACTIVATIONS):
         supported = ', '.join(transformer.ACTIVATIONS)
-        raise BadInput(f'{key} in {path}', fields['activation'], f'not supported; one of {supported} is')
+        raise BadInput(f'{key} in {path}', fields['activation'], f'is not supported; choose a model with {supported}')
     c = transformer.ModelConfig(
         vocab_size=hf.vocab_size,
         width=hf.hidden_size,
@@ -160,9 +164,7 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     sizes = transformer.map_table(lambda _, param: math.prod(param.shape), transformer.param_table(c))
     parameters = sum(jax.tree.leaves(sizes))
     if parameters > MOST_PARAMETERS:
-        raise BadInput(
-            path, f'{parameters} parameters', 'is no model that anybody has; take it from the published model'
-        )
+        raise BadInput(path, f'{parameters} parameters', f'are more than any published model has; {folders.REMEDY}')
     return c
 
 
@@ -197,7 +199,7 @@ def read_config(folder, path):
     check_sizes(config, path)  # before transformers makes a list of so many layers
     family = config.get('model_type')
     if not isinstance(family, str) or family not in FAMILIES:
-        raise BadInput(f'model_type in {path}', family, f'not supported; one of {", ".join(FAMILIES)} is')
+        raise BadInput(f'model_type in {path}', family, f'is not supported; choose a model of {", ".join(FAMILIES)}')
     config = {name: value for name, value in config.items() if name in READ}
     try:
         return family, import_transformers().AutoConfig.for_model(family, **config, name_or_path=os.fspath(folder))
@@ -222,31 +224,28 @@ def check_sizes(config: Mapping[str, Any], path: str) -> None:
     for name, most in SIZES.items():
         size = config.get(name)
         if size is not None and not (type(size) is int and 1 <= size <= most):
-            raise BadInput(f'{path}, {name}', size, f'must be a whole number of 1 to {most}')
+            raise _config_error(path, name, size, f'must be a whole number of 1 to {most}')
 
 
 def check_config(hf: Any, path: str) -> None:
     """Raises BadInput for a size, number or switch that is not supported; hf: the config as transformers reads it."""
     check_sizes({name: getattr(hf, name, 0) or 0 for name in SIZES}, path)
     if not _is_number(hf.rms_norm_eps) or not 0 < hf.rms_norm_eps < 1:
-        raise BadInput(f'rms_norm_eps in {path}', hf.rms_norm_eps, 'must be a number between 0 and 1')
+        raise _config_error(path, 'rms_norm_eps', hf.rms_norm_eps, 'must be a number between 0 and 1')
     for name in SWITCHES:
         if not isinstance(getattr(hf, name, False), bool):
-            raise BadInput(f'{name} in {path}', getattr(hf, name), 'must be true or false')
+            raise _config_error(path, name, getattr(hf, name), 'must be true or false')
     for name in (*CAPS, *SCALES):
         value = getattr(hf, name, 1)
         if not (value is None and name in CAPS) and not _is_positive(value):
-            raise BadInput(f'{name} in {path}', value, 'must be a number above 0')
+            raise _config_error(path, name, value, 'must be a number above 0')
     if hf.model_type == 'gemma3_text' and hf.attn_logit_softcapping is not None:  # transformers leaves it out as well
-        raise BadInput(f'attn_logit_softcapping in {path}', hf.attn_logit_softcapping, 'not supported; set it to null')
+        raise BadInput(f'attn_logit_softcapping in {path}', hf.attn_logit_softcapping, 'must be null; set it to that')
     if getattr(hf, 'use_bidirectional_attention', None):
-        raise BadInput(f'use_bidirectional_attention in {path}', True, 'not supported; attention is causal')
+        raise BadInput(f'use_bidirectional_attention in {path}', True, 'is not supported; choose a causal model')
     if hf.num_attention_heads % hf.num_key_value_heads:
-        raise BadInput(
-            f'num_key_value_heads in {path}',
-            hf.num_key_value_heads,
-            f'must divide num_attention_heads = {hf.num_attention_heads}',
-        )
+        rule = f'must divide num_attention_heads = {hf.num_attention_heads}'
+        raise _config_error(path, 'num_key_value_heads', hf.num_key_value_heads, rule)
 
 
 def read_head_dim(hf: Any, path: str) -> int:
@@ -255,11 +254,10 @@ def read_head_dim(hf: Any, path: str) -> int:
     if size is None:
         size, rest = divmod(hf.hidden_size, hf.num_attention_heads)
         if rest:
-            raise BadInput(
-                f'num_attention_heads in {path}', hf.num_attention_heads, f'must divide hidden_size = {hf.hidden_size}'
-            )
+            rule = f'must divide hidden_size = {hf.hidden_size}'
+            raise _config_error(path, 'num_attention_heads', hf.num_attention_heads, rule)
     if type(size) is not int or size < 2 or size % 2:
-        raise BadInput(f'head_dim in {path}', size, 'must be an even whole number above 0')
+        raise BadInput(f'head_dim in {path}', size, 'must be an even whole number above 0; choose another model')
     return size
 
 
@@ -273,13 +271,13 @@ def read_windows(hf: Any, path: str, which: str) -> tuple[int, ...]:
     possible = LAYER_TYPES if which == 'by type' else by_default[:1]
     kinds = by_default if kinds is None else kinds
     if not isinstance(kinds, list) or not all(kind in possible for kind in kinds):
-        raise BadInput(f'layer_types in {path}', kinds, f'not supported; {" and ".join(possible)} alone')
+        raise BadInput(f'layer_types in {path}', kinds, f'must be {" or ".join(possible)}; choose another model')
     if len(kinds) != hf.num_hidden_layers:
-        raise BadInput(f'layer_types in {path}', kinds, f'must have num_hidden_layers = {hf.num_hidden_layers} entries')
+        raise _config_error(path, 'layer_types', kinds, f'must have num_hidden_layers = {hf.num_hidden_layers} entries')
     if 'sliding_attention' not in kinds:
         return ()
     if type(size) is not int or size < 1:
-        raise BadInput(f'sliding_window in {path}', size, 'must be a whole number above 0')
+        raise _config_error(path, 'sliding_window', size, 'must be a whole number above 0')
     return tuple(size if kind == 'sliding_attention' else 0 for kind in kinds)
 
 
@@ -290,7 +288,7 @@ def read_rotary_dim(hf: Any, path: str) -> int:
     if factor in (None, 1):
         return 0
     if not _is_number(factor) or not 0 < factor < 1 or int(size * factor) < 2 or int(size * factor) % 2:
-        raise BadInput(f'partial_rotary_factor in {path}', factor, f'must cut an even part from head_dim = {size}')
+        raise _config_error(path, 'partial_rotary_factor', factor, f'must cut an even part from head_dim = {size}')
     return int(size * factor)
 
 
@@ -301,22 +299,20 @@ def read_rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tupl
     Raises BadInput for a type or a number that is not supported.
     """
     if not isinstance(parameters, dict):
-        raise BadInput(f'rope_parameters in {path}', parameters, 'must be an object with rope_theta')
+        raise _config_error(path, 'rope_parameters', parameters, 'must be an object with rope_theta')
     parameters = dict(parameters)
     kind, theta = parameters.get('rope_type', 'default'), parameters.pop('rope_theta', None)
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
-        raise BadInput(f'rope_type in {path}', kind, f'not supported; one of {", ".join(ROPE_TYPES)} is')
+        raise BadInput(f'rope_type in {path}', kind, f'is not supported; choose a model with {", ".join(ROPE_TYPES)}')
     if kind in ('yarn', 'longrope') and parameters.get('original_max_position_embeddings') is None:
         parameters['original_max_position_embeddings'] = hf.max_position_embeddings
     options: dict[str, Any] = {}  # parameters that are no numbers
     if kind == 'longrope':
         original, short = parameters['original_max_position_embeddings'], parameters.get('short_factor')
         if type(original) is not int or original < 2:
-            raise BadInput(f'original_max_position_embeddings in {path}', original, 'must be a whole number above 1')
+            raise _config_error(path, 'original_max_position_embeddings', original, 'must be a whole number above 1')
         if not isinstance(short, list) or len(short) != numbers_rotated // 2 or not all(map(_is_positive, short)):
-            raise BadInput(
-                f'short_factor in {path}', short, f'must be a list of {numbers_rotated // 2} numbers above 0'
-            )
+            raise _config_error(path, 'short_factor', short, f'must be {numbers_rotated // 2} numbers above 0')
         options['short_factor'] = tuple(short)
         if parameters.get('factor') is None:
             parameters['factor'] = hf.max_position_embeddings / original
@@ -326,14 +322,14 @@ def read_rope(hf: Any, path: str, parameters: Any, numbers_rotated: int) -> tupl
     for name, value in {'rope_theta': theta, **numbers}.items():
         least = 1 if name == 'rope_theta' else 0
         if not _is_number(value) or not least < value < math.inf:
-            raise BadInput(f'{name} of rope_parameters in {path}', value, f'must be a number above {least}')
+            raise _config_error(path, f'{name} of rope_parameters', value, f'must be a number above {least}')
     if kind == 'llama3' and numbers['low_freq_factor'] >= numbers['high_freq_factor']:
-        raise BadInput(f'low_freq_factor in {path}', numbers['low_freq_factor'], 'must be below high_freq_factor')
+        raise _config_error(path, 'low_freq_factor', numbers['low_freq_factor'], 'must be below high_freq_factor')
     factor = parameters.pop('partial_rotary_factor', None)
     if factor not in (None, 1) and numbers_rotated == read_head_dim(hf, path):
-        raise BadInput(f'partial_rotary_factor in {path}', factor, 'not supported in this family; 1 alone is')
+        raise BadInput(f'partial_rotary_factor in {path}', factor, 'must be 1 in this family; choose another model')
     if not isinstance(parameters.get('truncate', True), bool):
-        raise BadInput(f'truncate of rope_parameters in {path}', parameters['truncate'], 'must be true or false')
+        raise _config_error(path, 'truncate of rope_parameters', parameters['truncate'], 'must be true or false')
     if kind == 'yarn' and 'truncate' in parameters:
         options['truncate'] = parameters['truncate']
     return float(theta), {} if kind == 'default' else {'rope_type': kind, **numbers, **options}
@@ -345,3 +341,8 @@ def _is_number(value):
 
 def _is_positive(value):
     return _is_number(value) and 0 < value < math.inf
+
+
+def _config_error(path, name, value, rule):
+    """The BadInput for a value in a config.json that breaks the rule."""
+    return BadInput(f'{name} in {path}', value, f'{rule}; {folders.REMEDY}')

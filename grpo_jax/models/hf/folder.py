@@ -32,17 +32,18 @@ def check(folder: str | os.PathLike[str]) -> None:
     for name in names:
         if name != TEMPLATES and os.path.isdir(os.path.join(folder, name)):
             continue
-        path, is_text = files.inside(folder, name), FILES.fullmatch(name) or name == INDEX or name.endswith('.jinja')
+        path = files.path_inside(folder, name)
+        is_text = FILES.fullmatch(name) or name == INDEX or name.endswith('.jinja')
         if (is_text or name.endswith('.safetensors')) and not os.path.isfile(path):
             raise BadInput('model.path', path, f'is no plain file; {REMEDY}')
         if is_text and os.path.getsize(path) > LARGEST:
-            raise BadInput(path, f'{os.path.getsize(path)} bytes', f'must have at most {LARGEST}; {REMEDY}')
+            raise BadInput(path, f'{os.path.getsize(path)} bytes', f'must be at most {LARGEST} bytes; {REMEDY}')
 
 
 def read_settings(folder: str | os.PathLike[str], name: str, remedy: str = REMEDY) -> dict[str, Any]:
     """The object in the folder's JSON file `name`; {} without that file. Raises BadInput where it holds no object."""
     path = os.path.join(folder, name)
-    return json_file.read_object(files.inside(folder, name), remedy) if os.path.lexists(path) else {}
+    return json_file.read_object(files.path_inside(folder, name), remedy) if os.path.lexists(path) else {}
 
 
 def check_tokenizer(folder: str | os.PathLike[str]) -> None:
@@ -56,13 +57,13 @@ def check_tokenizer(folder: str | os.PathLike[str]) -> None:
             f'must be a list of names of files; {REMEDY}',
         )
     for name in versions:
-        files.inside(folder, name)
+        files.path_inside(folder, name)
     settings = [config, read_settings(folder, 'special_tokens_map.json')]
     if 'added_tokens_decoder' not in config:  # transformers then takes the added tokens from tokenizer.json
         settings.append({'added_tokens': read_settings(folder, 'tokenizer.json').get('added_tokens')})
     for key in (key for value in settings for key in _nested_keys(value)):
         if not key.isprintable():
-            raise BadInput(f'a setting of the tokenizer in {folder}', key, f'has no such name; {REMEDY}')
+            raise BadInput(f'a setting of the tokenizer in {folder}', key, f'no setting has this name; {REMEDY}')
 
 
 def _nested_keys(value):

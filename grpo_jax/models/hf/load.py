@@ -27,6 +27,7 @@ from grpo_jax.models.hf.names import NAMES, find_tensors, to_stored
 from grpo_jax.text import during
 
 PATTERNS = ('*.json', '*.safetensors', '*.txt', '*.model', '*.jinja')  # files of a model that are fetched
+REMEDY = 'take both from one model'
 
 
 def find(path: str | os.PathLike[str]) -> str:
@@ -103,15 +104,19 @@ def _check_vocabulary(tokenizer, encoded, folder, size):
     encoded: ids that the tokenizer emitted, also special ones that may be missing in its vocabulary.
     """
     if len(tokenizer) > size:
-        raise BadInput('model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {size}')
+        raise BadInput(
+            'model.path', folder, f'its tokenizer has {len(tokenizer)} tokens and the model {size}; {REMEDY}'
+        )
     last = max(tokenizer.get_vocab().values(), default=-1)
     if not 0 <= last < size:
         raise BadInput(
-            'model.path', folder, f'the last token of its tokenizer is {last}, and the model has {size} tokens'
+            'model.path',
+            folder,
+            f'the last token of its tokenizer is {last}, and the model has {size} tokens; {REMEDY}',
         )
     if not all(0 <= token < size for token in encoded):
         raise BadInput(
-            'model.path', folder, f'its tokenizer gives token {max(encoded)}, and the model has {size} tokens'
+            'model.path', folder, f'its tokenizer gives token {max(encoded)}, and the model has {size} tokens; {REMEDY}'
         )
 
 
@@ -187,7 +192,9 @@ def _match_tensors(folder, table, c):
     extra = sorted(name for name in stored.keys() - expected if not name.endswith('rotary_emb.inv_freq'))
     if missing or extra:
         raise BadInput(
-            'model.path', folder, f'the weights do not fit config.json: missing {missing[:3]}, left over {extra[:3]}'
+            'model.path',
+            folder,
+            f'the weights do not fit config.json: missing {missing[:3]}, left over {extra[:3]}; {REMEDY}',
         )
     for place in names.values():
         for name in place.names:
@@ -254,8 +261,8 @@ def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -
     folders.check(source)
     os.makedirs(folder, exist_ok=True)
     for name in config_files(source):
-        with open(files.inside(source, name), 'rb') as original:
-            with files.atomic_write(files.inside(folder, name), 'wb') as copy:
+        with open(files.path_inside(source, name), 'rb') as original:
+            with files.atomic_write(files.path_inside(folder, name), 'wb') as copy:
                 shutil.copyfileobj(original, copy)
 
 

@@ -30,27 +30,31 @@ OTHER_BASES = ('pissa', 'olora', 'corda', 'loftq', 'lora_ga')
 def check_family(thing: str, value: Any, c: transformer.ModelConfig) -> None:
     """Raises BadInput(thing, value) for families with fused matrices: peft has one adapter there, we have several."""
     if c.fused:
-        raise BadInput(thing, value, 'folders of peft are not supported for families with fused matrices, such as phi3')
+        raise BadInput(
+            thing, value, 'peft is not supported for families with fused matrices, such as phi3; leave it out'
+        )
 
 
 def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: lora.LoraOptions) -> None:
     """Raises BadInput when a folder's adapters are no plain LoRA, or do not fit the options; reads only headers."""
     check_family('model.lora.path', os.fspath(folder), c)
-    config = json_file.read_object(files.inside(folder, CONFIG), REMEDY)
+    config = json_file.read_object(files.path_inside(folder, CONFIG), REMEDY)
     if config.get('peft_type') != 'LORA':
-        raise BadInput(f'peft_type in {folder}', config.get('peft_type'), 'is not supported; LORA alone is')
+        raise BadInput(
+            f'peft_type in {folder}', config.get('peft_type'), 'is not supported; name a folder whose peft_type is LORA'
+        )
     for name in OTHER_METHODS:
         if config.get(name) not in (None, False, 'none', [], {}):
-            raise BadInput(f'{name} in {folder}', config[name], 'is not supported; plain LoRA alone is')
+            raise BadInput(f'{name} in {folder}', config[name], 'is not supported; name a folder of plain LoRA')
     begun = config.get('init_lora_weights')
     if str(begun).lower().startswith(OTHER_BASES):
         raise BadInput(
-            f'init_lora_weights in {folder}', begun, 'has changed the weights below; convert it to plain LoRA'
+            f'init_lora_weights in {folder}', begun, 'has changed the weights of the model; convert it to plain LoRA'
         )
     for name, key in (('r', 'rank'), ('lora_alpha', 'alpha'), ('use_rslora', 'rslora')):
         value, theirs = getattr(options, key), config.get(name, False)  # earlier folders lack use_rslora
         if theirs != value:
-            raise BadInput(f'model.lora.{key}', value, f'is not {name} = {theirs} in {folder}; use that')
+            raise BadInput(f'model.lora.{key}', value, f'is not {name} = {theirs} in {folder}; use {theirs}')
     expected = {}  # tensor name -> shape, of all adapters
     for matrix, factors in lora.split(lora.policy_table(c, options))[0]['layers'].items():
         for factor, param in factors.items():
@@ -63,13 +67,15 @@ def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: l
         raise BadInput(
             'model.lora.targets',
             options.targets,
-            f'does not fit the adapters in {folder}: missing {missing[:3]}, left over {extra[:3]}',
+            f'does not fit the adapters in {folder}: missing {missing[:3]}, left over {extra[:3]}; name their matrices',
         )
     for name, shape in expected.items():
         if stored[name][0] != shape:
-            raise BadInput(f'{name} in {folder}', stored[name][0], f'does not fit the shape {shape} of this model')
+            raise BadInput(
+                f'{name} in {folder}', stored[name][0], f'must be {shape}, as in this model; name its own folder'
+            )
         if stored[name][1] not in DTYPES:
-            raise BadInput(f'{name} in {folder}', stored[name][1], f'is none of {", ".join(DTYPES)}')
+            raise BadInput(f'{name} in {folder}', stored[name][1], f'is none of {", ".join(DTYPES)}; convert it')
 
 
 def _factor_shape(factor, shape):
@@ -84,11 +90,12 @@ def _tensor_names(matrix, factor, c):
 
 
 def _open(folder) -> Any:
-    path = files.inside(folder, WEIGHTS)
+    """Opens the folder's safetensors file. Raises BadInput for a file that is none."""
+    path = files.path_inside(folder, WEIGHTS)
     try:
         return safe_open(path, 'np')
     except (SafetensorError, OSError) as error:
-        raise BadInput('model.lora.path', path, f'not a safetensors file ({error}); {REMEDY}') from None
+        raise BadInput('model.lora.path', path, f'is not a safetensors file ({error}); {REMEDY}') from None
 
 
 def load_adapters(

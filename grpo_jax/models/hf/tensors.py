@@ -93,8 +93,8 @@ def _read_index(folder):
     index = folders.read_settings(folder, folders.INDEX, 'it is no index of weights; fetch it again')
     shards = index.get('weight_map')
     if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
-        raise BadInput('model.path', path, 'is no index of weights, without weight_map of files; fetch it again')
-    paths = {shard: files.inside(folder, shard) for shard in set(shards.values())}
+        raise BadInput('model.path', path, 'is no index of weights: it has no weight_map of files; fetch it again')
+    paths = {shard: files.path_inside(folder, shard) for shard in set(shards.values())}
     absent = sorted(path for path in paths.values() if not os.path.isfile(path))
     if absent:
         count = f'{len(absent)} of the {len(paths)} safetensors files that the index names are absent'
@@ -111,7 +111,7 @@ def read_header(path: str) -> list[StoredTensor]:
             length = int.from_bytes(file.read(8), 'little')
             header = json.loads(file.read(length))
     except (SafetensorError, OSError, ValueError) as error:
-        raise BadInput('model.path', path, f'not a safetensors file ({error}); fetch it again') from None
+        raise BadInput('model.path', path, f'is not a safetensors file ({error}); fetch it again') from None
     return [
         StoredTensor(path, name, tuple(entry['shape']), entry['dtype'], 8 + length + entry['data_offsets'][0])
         for name, entry in header.items()
@@ -122,7 +122,9 @@ def read_header(path: str) -> list[StoredTensor]:
 def check(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
     """Raises BadInput when a tensor does not have this shape, or a dtype of weights (integers are none)."""
     if tensor.shape != shape:
-        raise BadInput(tensor.name, tensor.shape, f'does not fit the shape {shape} that config.json gives')
+        raise BadInput(
+            tensor.name, tensor.shape, f'does not fit the shape {shape} of config.json; take both from one model'
+        )
     if tensor.dtype not in DTYPES:
         raise BadInput(
             tensor.name, tensor.dtype, f'is none of {", ".join(DTYPES)}; take the weights that were not quantized'

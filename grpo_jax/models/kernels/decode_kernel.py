@@ -266,9 +266,9 @@ def _begin(step):
 
     def begin_row(i, _):
         row = pl.ds(i, 1)
-        scratch.k[row] = _rotated(step.k[i], step.cos[i], step.sin[i], tiling.heads, step.out_k.dtype)
+        scratch.k[row] = _rotate(step.k[i], step.cos[i], step.sin[i], tiling.heads, step.out_k.dtype)
         scratch.v[row] = step.v[i].astype(jnp.float32)
-        x = _rotated(step.q[i], step.cos[i], step.sin[i], tiling.heads, step.q.dtype)
+        x = _rotate(step.q[i], step.cos[i], step.sin[i], tiling.heads, step.q.dtype)
         for head in range(tiling.heads):
             scratch.queries[step.head_lines(i, head)] = jnp.where(_is_lane_of(head, tiling.heads, x.shape), x, 0.0)
         lines = step.item_lines(i)
@@ -346,7 +346,7 @@ def _is_lane_of(head, heads, shape):
     return (lane >= head * width) & (lane < (head + 1) * width)
 
 
-def _rotated(x, cos, sin, heads, dtype):
+def _rotate(x, cos, sin, heads, dtype):
     """x [M, K * H] rotated by rope_factors cos and sin, rounded to dtype and returned as float32."""
     width, half = x.shape[-1], x.shape[-1] // heads // 2
     x, lane = x.astype(jnp.float32), jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)

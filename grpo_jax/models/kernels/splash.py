@@ -73,7 +73,7 @@ def _attend_own_heads(q, k, v, runs, scale, cap, max_columns):
     """attend_runs for the heads that one device has."""
     (_, t, n, h), (s, kv_heads) = q.shape, k.shape[1:3]
     padding, key_padding = -t % LANES, -s % LANES
-    queries, keys = _block(t + padding), _block(s + key_padding)
+    queries, keys = _block_size(t + padding), _block_size(s + key_padding)
     shared = n // kv_heads
     heads = max(i for i in range(1, HEADS + 1) if shared % i == 0 and (i == 1 or i * h <= WIDTH))
     steps = _count_steps(t + padding, s + key_padding, queries, keys, max_columns)
@@ -85,7 +85,7 @@ def _attend_own_heads(q, k, v, runs, scale, cap, max_columns):
     return mixed.transpose(0, 3, 1, 2)[:, :t]
 
 
-def _block(columns):
+def _block_size(columns):
     """The largest block size that divides `columns`: whole registers, at most BLOCK."""
     return max(size for size in range(LANES, BLOCK + 1, LANES) if columns % size == 0)
 
@@ -107,11 +107,13 @@ def _attend(q, k, v, runs, tiling):
 
 
 def _attend_and_save(q, k, v, runs, tiling):
+    """(_attend, what its backward pass reads)."""
     out, total = _forward(q, k, v, runs, tiling)
     return out, (q, k, v, runs, out, total)
 
 
 def _attend_backward(tiling, saved, grad):
+    """The gradients of q, k and v, and None for runs."""
     q, k, v, runs, out, total = saved
     mean = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), 2, keepdims=True)
     queries = q, grad, total, mean
@@ -138,7 +140,7 @@ class Pass(NamedTuple):
     by_key: Any  # (array [B, K, S, H], or with transposed=True [B, K, H, S]) -> Operand
 
 
-def _over_keys(tiling, q, k):
+def _pass_over_keys(tiling, q, k):
     """The Pass in which each block of queries meets one block of keys after another."""
     (b, _, _, t), (kv_heads, s, h) = q.shape, k.shape[1:]
     blocks, steps = t // tiling.queries, s // tiling.keys
@@ -159,7 +161,7 @@ def _over_keys(tiling, q, k):
     return Pass((b, kv_heads, tiling.parts, blocks, steps), 1, by_query, by_key)
 
 
-def _over_queries(tiling, q, k):
+def _pass_over_queries(tiling, q, k):
     """The Pass in which each block of keys meets one block of queries after another, for all heads that share it."""
     (b, _, _, t), (kv_heads, s, h) = q.shape, k.shape[1:]
     blocks, steps = s // tiling.keys, t // tiling.queries
@@ -195,7 +197,7 @@ def _query_operand(x, place, tiling, moves):
 
 def _forward(q, k, v, runs, tiling):
     """(output [B, N, H, T], log-sum-exp f32[B, N, 1, T] of each query's scores)."""
-    (b, n, h, t), lines, over = q.shape, (tiling.heads, 1, tiling.queries), _over_keys(tiling, q, k)
+    (b, n, h, t), lines, over = q.shape, (tiling.heads, 1, tiling.queries), _pass_over_keys(tiling, q, k)
     total = jax.ShapeDtypeStruct((b, n, 1, t), jnp.float32)
     return _call(
         _forward_kernel,
@@ -211,7 +213,7 @@ def _forward(q, k, v, runs, tiling):
 
 def _query_gradient(queries, k, v, runs, tiling):
     """The gradient of q, where queries is the tuple (q, output's gradient, log-sum-exp, mean) of _attend_backward."""
-    over = _over_keys(tiling, queries[0], k)
+    over = _pass_over_keys(tiling, queries[0], k)
     (gradient,) = _call(
         _query_gradient_kernel,
         over,
@@ -227,7 +229,7 @@ def _query_gradient(queries, k, v, runs, tiling):
 
 def _key_gradients(queries, k, v, runs, tiling):
     """The gradients of k and v; queries as in _query_gradient."""
-    over = _over_queries(tiling, queries[0], k)
+    over = _pass_over_queries(tiling, queries[0], k)
     return _call(
         _key_gradients_kernel,
         over,
@@ -269,8 +271,8 @@ def _cost(grid, inputs, outputs, tiling, products):
     """CostEstimate of a kernel: tiling.steps pairs of blocks for each row and head, with `products` products each."""
     pairs = grid[0] * grid[1] * tiling.parts * tiling.steps
     scores = pairs * tiling.heads * tiling.queries * tiling.keys
-    bytes_a_pair = sum(_padded(x.spec.block_shape, x.array.dtype) for x in inputs if x.moves)
-    bytes_once = sum(_padded(x.array.shape, x.array.dtype) for x in (*inputs, *outputs) if not x.moves)
+    bytes_a_pair = sum(_padded_bytes(x.spec.block_shape, x.array.dtype) for x in inputs if x.moves)
+    bytes_once = sum(_padded_bytes(x.array.shape, x.array.dtype) for x in (*inputs, *outputs) if not x.moves)
     return pl.CostEstimate(
         flops=2 * products * scores * inputs[1].array.shape[2],
         transcendentals=scores,
@@ -278,7 +280,7 @@ def _cost(grid, inputs, outputs, tiling, products):
     )
 
 
-def _padded(shape, dtype):
+def _padded_bytes(shape, dtype):
     """Bytes of an array whose last axis is padded to whole registers."""
     *lines, lanes = shape
     return math.prod(lines) * (lanes + -lanes % LANES) * jnp.dtype(dtype).itemsize
@@ -310,7 +312,7 @@ def _is_needed(table, axis):
     return table[line * pl.num_programs(4) + step] == step
 
 
-def _allowed(runs, block, tiling):
+def _mark_allowed(runs, block, tiling):
     """bool[keys, queries]: whether a query attends to a key; block: the number of the key block."""
     columns = block * tiling.keys + jax.lax.broadcasted_iota(jnp.int32, (tiling.keys, tiling.queries), 0)
     lines = [runs[0, i : i + 1] for i in range(runs.shape[1])]
@@ -344,7 +346,7 @@ def _forward_kernel(*refs, tiling):
 
     @pl.when(_is_needed(table, 3))
     def _():
-        allowed, keys, values = _allowed(runs, step, tiling), k[0, 0], v[0, 0]
+        allowed, keys, values = _mark_allowed(runs, step, tiling), k[0, 0], v[0, 0]
         for head in range(tiling.heads):
             scores, _ = _scores(keys, q[0, head], allowed, tiling)
             most = jnp.maximum(highest[head], jnp.max(scores, 0, keepdims=True))
@@ -380,7 +382,7 @@ def _query_gradient_kernel(*refs, tiling):
 
     @pl.when(_is_needed(table, 3))
     def _():
-        allowed, keys, values = _allowed(runs, step, tiling), k[0, 0], v[0, 0]
+        allowed, keys, values = _mark_allowed(runs, step, tiling), k[0, 0], v[0, 0]
         for head in range(tiling.heads):
             _, gradients = _score_gradients(head, queries, keys, values, allowed, tiling)
             sums[head] += _product(k_transposed[0, 0], gradients.astype(keys.dtype), 0)
@@ -402,7 +404,7 @@ def _key_gradients_kernel(*refs, tiling):
 
     @pl.when(_is_needed(table, 2))
     def _():
-        allowed, keys, values = _allowed(runs, block, tiling), k[0, 0], v[0, 0]
+        allowed, keys, values = _mark_allowed(runs, block, tiling), k[0, 0], v[0, 0]
         for head in range(tiling.heads):
             weights, gradients = _score_gradients(head, queries, keys, values, allowed, tiling)
             k_sums[...] += _product(gradients.astype(keys.dtype), queries[0][0, head], 1)

@@ -206,7 +206,7 @@ def estimate_memory(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, An
     sampling = max(phases.get(phase, 0) for phase in ('rollout', 'evaluation'))
     extra = max(sampling - state_before - sum(base.sampler_bytes.values()), 0) * cut
     engines = plan.engine, plan.evaluation_engine
-    whole = max(engine.schedule.bytes(*engine.schedule.whole) for engine in engines)
+    whole = max(engine.schedule.bytes(*engine.schedule.whole_batch) for engine in engines)
     return {
         'update': scaled('update', 2 * trained, rows * saved),
         'logprobs': scaled('logprobs', 0, batch_rows(plan) / batch_rows(before)) + returns * trained,

@@ -314,7 +314,7 @@ def sampler_jobs(engine, phase, state, params):
     other programs differ from the rollout's by the number of rows. state, params: bytes on a device of the TrainState
     and of the policy's parameters.
     """
-    spec, keys = engine.programs.spec, schedule.largest(engine.schedule)
+    spec, keys = engine.programs.spec, schedule.largest_programs(engine.schedule)
     keys += [schedule.INSPECT] * bool(spec.sampling.lora.rank)
     batches_of = {key: spec.abstract_batch(key) for key in keys if key.kind == 'decode'}
     cache_bytes = {

@@ -58,4 +58,4 @@ def mesh(name: str, section: Any, slices: int = 1) -> jax.sharding.Mesh:
             f'has {math.prod(shape)} devices and {name} has {len(all_devices)}; '
             f'choose sizes of {", ".join(AXES)} whose product is that',
         )
-    return meshes.over(all_devices, shape, slices)
+    return meshes.arrange(all_devices, shape, slices)
