@@ -41,7 +41,7 @@ FLOORS = [
 BATTERIES = ('rewards', 'data', 'environments', 'workers', 'diagnose')  # chosen by a file's name, or passive
 
 # upper bounds of an honest house, which each issue moves by what it may add: lines and tokens of the core and of all
-BUDGETS = {'core': (20_560, 156_300), 'all': (33_740, 250_300)}
+BUDGETS = {'core': (20_640, 156_600), 'all': (33_930, 250_900)}
 RUN_FILES = 16
 DEMO_MODULES, MINIMAL_MODULES = 150, 41  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
 

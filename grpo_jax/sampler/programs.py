@@ -320,7 +320,7 @@ def _weights_shardings(spec):
     if spec.weights_dtype == jnp.int8:
         shardings = linear.int8_shardings(shardings, table)
     if spec.cache_format.by_layer:
-        one_layer = jax.tree.map(specs.unstacked, shardings['layers'])
+        one_layer = jax.tree.map(specs.layer_sharding, shardings['layers'])
         shardings = shardings | {'layers': (one_layer,) * spec.model_config.layers}
     return shardings
 
