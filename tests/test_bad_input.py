@@ -69,7 +69,7 @@ CONFIGS = {
     'no chat template': ({'data__chat': True}, ['chat template', 'data.chat=False']),
     'prompts all too long': ({'data__max_prompt_tokens': 2}, ['max_prompt_tokens', '4 tokens']),
     'too many devices': ({'mesh__data': 16}, ['16', '8']),
-    'mesh that does not divide the model': ({'mesh__tensor': 4}, ['mesh.tensor = 4', 'nearest']),
+    'mesh that does not divide the model': ({'mesh__tensor': 4}, ['mesh.tensor = 4', 'lower it to']),
     'mesh that does not divide the batch': ({'mesh__data': 8}, ['multiple of', '8']),
     'minibatches that split groups': ({'learner__minibatches': 3}, ['minibatches', '3']),
     'beyond the context': ({'rollout__max_tokens': 1000}, ['1006', '512']),
