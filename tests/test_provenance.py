@@ -135,7 +135,7 @@ EXPECTED = [
     (NOTHING, set()),
     ({'algorithm__surrogate': 'cispo'}, {'update'}),
     ({'learner__minibatches': 2}, {'logprobs', 'update'}),  # a second update needs the old policy's logprobs
-    ({'algorithm__kl': 'none', 'algorithm__kl_coef': 0.0}, {'logprobs', 'update'}),  # there is no reference then
+    ({'algorithm__kl': 'none', 'algorithm__kl_coef': 0.0}, {'update'}),  # no program is a reference's own
     ({'rollout__top_p': 0.9, 'rollout__accept_bias': True}, {'sample'}),
     ({'rollout__temperature': 0.7}, ALL),  # the update computes logprobs at it too
 ]
