@@ -125,7 +125,7 @@ def test_parked_weights_lie_in_the_hosts_memory_and_score_alike(folder):
 @pytest.mark.parametrize(
     ('options', 'words'),
     [
-        (dict(device=99), '8 devices'),
+        (dict(device=99), 'choose one of 0 to 7'),
         (dict(folder='no/such'), 'no such folder'),
         (dict(folder=''), 'no such folder'),
         (dict(folder='configs/models/characters'), 'model.safetensors'),
