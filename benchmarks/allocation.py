@@ -19,7 +19,7 @@ from benchmarks import environment
 from grpo_jax import sample, statistics, train
 from grpo_jax.configs import arithmetic
 from grpo_jax.tools import export
-from grpo_jax.tools.preflight.plan import changed
+from grpo_jax.tools.preflight.plan import change_config
 
 SEEDS = flags.DEFINE_integer('seeds', 5, 'Cold starts, each with noise and prompts of its own.')
 STEPS = flags.DEFINE_integer('steps', 12, 'Steps that each allocation takes.')
@@ -37,7 +37,7 @@ VARIANTS = {
 
 def demo(seed, steps, overrides):
     """The demo's config with a seed, steps, and other values by dotted key."""
-    return changed(arithmetic.get_config(), SMALL | {'seed': seed, 'steps': steps} | overrides)
+    return change_config(arithmetic.get_config(), SMALL | {'seed': seed, 'steps': steps} | overrides)
 
 
 def cold_start(folder, seed):

@@ -15,7 +15,7 @@ from grpo_jax.configs import arithmetic
 from grpo_jax.configs.labs import careless
 from grpo_jax.data import habits
 from grpo_jax.run.open import make_algorithm
-from grpo_jax.tools.preflight.plan import changed
+from grpo_jax.tools.preflight.plan import change_config
 from grpo_jax.types import Example
 from tests import tiny_run
 
@@ -52,7 +52,7 @@ def spoken(workdir, config):
 def test_each_monitor_has_a_lab_whose_remedy_changes_it(name):
     lab = lab_of(name)
     plain = lab.get_config()
-    remedied = changed(lab.get_config(), lab.REMEDY)
+    remedied = change_config(lab.get_config(), lab.REMEDY)
     assert plain.to_json() != remedied.to_json()
     make_algorithm(plain)
     make_algorithm(remedied)
@@ -81,7 +81,7 @@ def literal(text):
 def test_a_lab_cut_down_makes_its_monitor_speak(name, tmp_path, request):
     if name not in BRIEF:
         request.getfixturevalue('long')
-    config = changed(lab_of(name).get_config(), TINY | SHORT[name])
+    config = change_config(lab_of(name).get_config(), TINY | SHORT[name])
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 12
     train.run(config, str(tmp_path))
@@ -121,7 +121,7 @@ def key_of(text):
 @pytest.mark.parametrize('name', sorted(diagnose.MONITORS))
 def test_a_monitor_speaks_in_its_lab_and_is_silent_with_the_remedy(name, long, labs):
     lab = lab_of(name)
-    plain, remedied = lab.get_config(), changed(lab.get_config(), lab.REMEDY)
+    plain, remedied = lab.get_config(), change_config(lab.get_config(), lab.REMEDY)
     assert name in spoken(labs(plain), plain)
     assert name not in spoken(labs(remedied), remedied)
 
