@@ -79,9 +79,7 @@ MISTAKES = {
         'tests/sampler/test_generate.py tests/test_allocation.py tests/test_collect.py',
     ),
     'handed on': Mistake(
-        'self.handed_on = self.handed_on | ended',
-        'self.handed_on = self.handed_on & ended',
-        'tests/sampler/test_engine.py',
+        'self.reported = self.reported | ended', 'self.reported = self.reported & ended', 'tests/sampler/test_engine.py'
     ),
     'ended rows': Mistake(
         'done | (count >= limit), ~done', 'done, ~done', 'tests/sampler/test_engine.py tests/test_train.py'
@@ -105,7 +103,7 @@ MISTAKES = {
     ),
     'events': Mistake("if row['step'] < first_step or", "if row['step'] <= first_step or", 'tests/test_events.py'),
     'kinds of keys': Mistake(
-        'return kinds[0] if kinds else FIXED', 'return kinds[0] if kinds else FREE', 'tests/test_steering.py'
+        'kind, declared, names = Kind.FIXED, ', 'kind, declared, names = Kind.FREE, ', 'tests/test_steering.py'
     ),
     'polyak': Mistake('old + share * (new - old)', 'old + share * new', 'tests/test_reference.py'),
     'right of the probe': Mistake(
@@ -123,8 +121,8 @@ MISTAKES = {
         'if digest.hash_tree(frozen) != ', 'if digest.hash_tree(frozen) == ""  != ', 'tests/test_adapters.py'
     ),
     'steps without a reward': Mistake(
-        'all(step - k in before for k in range(1, ',
-        'all(step - k in before for k in range(2, ',
+        'all(step - k in steps for k in range(1, ',
+        'all(step - k in steps for k in range(2, ',
         'tests/test_unrewarded.py',
     ),
 }
