@@ -46,7 +46,7 @@ SMALL = (
     *('--config.evaluation.prompts=6', '--config.evaluation.samples=2', '--config.evaluation.every=3'),
     *('--config.checkpoint.every=2', '--config.log.rollouts=1', f'--config.steps={STEPS}'),
 )
-STATES = 1, 2, 3  # steps of whose checkpoints --states goes on
+STATES = 1, 2, 3  # --states goes on from the checkpoints of these steps
 EACH_STEP = ('--config.checkpoint.every=1', '--config.checkpoint.keep=100', f'--config.steps={STATES[-1] + 1}')
 CLOSE = 1e-6
 RENAMED = {'kl_every': 'kl_observe'}  # keys of config.log, and their names in commits before they were renamed

@@ -1,6 +1,6 @@
 """Writes docs/config.md, a row for each key below the text of config_notes.md, and the kinds of keys in checkpoints.md.
 
-Values, default and kind are those of the key's field, and its meaning is the comment behind the field, or above it.
+The field of a key gives its values, its default and its kind. The comment behind or above the field gives its meaning.
 
 python docs/make_config.py
 """
@@ -111,7 +111,7 @@ def cells(path, default, annotation, meaning):
 
 
 def numbers():
-    """Name -> (parameter, meaning) of the numbers of all pieces; a meaning is that of the first piece that has one."""
+    """{name: (parameter, meaning)} of the numbers of all pieces; the first piece that has a meaning gives it."""
     found = {}
     for piece in (piece for module in MODULES.values() for piece in pieces.list_pieces(module).values()):
         meanings = sentences(piece)

@@ -108,7 +108,7 @@ def run(config, workdir):
 
 
 def make_initial_params(run: Run) -> Any:
-    """Returns the first parameters of a Run's reward model: those of a policy, or of a reward model with its head."""
+    """Returns the first parameters of a Run's reward model, of a policy or of a reward model with its head."""
     model = run.model
     if run.settings.model.random_init or not hf.has_head(model.folder):
         return make_policy(run)

@@ -28,7 +28,7 @@ def judge_groups(
 
 
 def find_equal(values: Num[np.ndarray, 'P G']) -> Bool[np.ndarray, ' P']:
-    """Which groups' finite values are all equal; so are those of a group without any."""
+    """Which groups have equal finite values, bool[P]; a group without finite values counts as one of them."""
     low = np.where(np.isfinite(values), values, np.inf).min(1)
     high = np.where(np.isfinite(values), values, -np.inf).max(1)
     return ~(high > low)

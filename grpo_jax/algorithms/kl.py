@@ -32,7 +32,7 @@ def absolute(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -
 
 
 def k2(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
-    """(ref - logprobs)^2 / 2: slightly biased in value; as a loss, its gradient is exactly that of the reverse KL."""
+    """(ref - logprobs)^2 / 2: slightly biased in value; as a loss, it has exactly the gradient of the reverse KL."""
     return 0.5 * jnp.square(_difference(logprobs, ref_logprobs))
 
 

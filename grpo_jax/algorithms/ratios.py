@@ -1,4 +1,4 @@
-"""Policy ratios f32[B, C] from log_ratio f32[B, C]: logprobs now minus those of the base, 0 on masked tokens.
+"""Policy ratios f32[B, C] from log_ratio f32[B, C], the logprobs now minus the base's logprobs, 0 on masked tokens.
 
 Log ratios are clamped to +-20 before exp, and row means to +-10; a clamped element has no gradient. A ratio may also
 read mask bool[B, C] and advantages f32[B, 1 or C].

@@ -91,7 +91,7 @@ def half_widths(stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P']) -> 
 def explore(
     draw: Callable, carry: Any, prompts: int, rounds: int, unit: int, exploration: float
 ) -> tuple[list[list], Any]:
-    """Draws in rounds: one unit for each prompt, then in each round `prompts` units for those of highest priority.
+    """Draws in rounds: one unit for each prompt, then in each round `prompts` units by priority.
 
     draw(carry, owners, first, blocks) returns (select.Groups of one unit, one for each owner; carry): owners i[S] are
     numbers of prompts, first i[S] how many completions the owner has by then, blocks each prompt's Groups so far.

@@ -1,4 +1,4 @@
-"""Which groups a step learns from: those of one draw, or those that a loop around draws selects.
+"""Chooses the groups that a step learns from: all groups of one draw, or a selection by a loop around draws.
 
 config.collection.dead_groups names the loop. `resample` draws again until enough groups are alive; `replay` puts groups
 of earlier steps in the places of dead ones. Both are pure functions of what draws return, and wait for the rewards.

@@ -45,7 +45,7 @@ def revisit(seed: int, step: int, count: int, retired: Bool[np.ndarray, ' N'], s
 
 
 def indices(seed: int, step: int, count: int, size: int, sources: Sequence[tuple] = ()) -> Int[np.ndarray, ' n']:
-    """A step's `count` example indices, for a data set of `size` examples of which none is ever retired."""
+    """A step's `count` example indices, for a data set of `size` examples that never retires an example."""
     return walk(seed, step * count, count, np.zeros(size, bool), sources)[0]
 
 

@@ -35,7 +35,7 @@ def examples(
 
 
 def _example(prompt_field, fields, row, index, where):
-    """The Example of a row; fields: those of the chosen and of the rejected completion."""
+    """The Example of a row; fields: the names of the fields with the chosen and with the rejected completion."""
     prompt_of_field = None if get_field(row, prompt_field) is None else read_prompt(row, prompt_field, where)
     contexts, (chosen, rejected) = zip(*(_read_completion(row, field, where) for field in fields), strict=True)
     if prompt_of_field or any(contexts):

@@ -240,7 +240,7 @@ def _as_place(index, shape):
 
 
 def _as_sharding(sharding) -> Any:
-    """The sharding itself, or that of a single device."""
+    """A sharding as it is; for a single device, its SingleDeviceSharding."""
     return jax.sharding.SingleDeviceSharding(sharding) if isinstance(sharding, jax.Device) else sharding
 
 

@@ -144,6 +144,10 @@ def make_learner(
     def values(params, rollout):
         return critic.values(params, rollout, model_config, remat='none', dtype=learning.dtype, mesh_ops=spec.mesh_ops)
 
+    critic_values = None
+    if algorithm.needs_values:
+        inputs = state.aux['critic']['params'], experience.rollout
+        critic_values = compiled.make_executable("the critic's values", values, inputs, mesh, specs.over_rows(mesh))
     scorer_inputs = state.params, experience.rollout, packed
     state_shardings = jax.tree.map(lambda x: x.sharding, state)
     return Learner(
@@ -151,15 +155,7 @@ def make_learner(
         sizes=sizes,
         pack=pack,
         scorer=make_scorer("the learner's logprobs", scorer_inputs, mesh, spec.forward, learning.dtype, needed),
-        values=compiled.make_executable(
-            "the critic's values",
-            values,
-            (state.aux['critic']['params'], experience.rollout),
-            mesh,
-            specs.over_rows(mesh),
-        )
-        if algorithm.needs_values
-        else None,
+        values=critic_values,
         update=compiled.make_executable(
             'the update',
             updated,

@@ -22,9 +22,8 @@ class VocabShards(NamedTuple):
     The defaults are for a single device, which has all tokens and the whole vocabulary.
     """
 
-    gather_tokens: Callable[..., Any] = (
-        _keep  # a device's tokens -> the tokens of all devices that share the vocabulary
-    )
+    # a device's tokens -> the tokens of all devices that share the vocabulary
+    gather_tokens: Callable[..., Any] = _keep
     own_tokens: Callable[..., Any] = _keep  # the inverse
     sum_vocab: Callable[..., Any] = _keep  # the sum over the shards of the vocabulary
     max_vocab: Callable[..., Any] = _keep  # the maximum over the shards of the vocabulary

@@ -60,7 +60,7 @@ class Shell:
     """A context around a run that opens its checkpoints and files, and closes them however the run ends."""
 
     def __init__(self, workdir: str, keep: int):
-        """Opens the checkpoints of a workdir, of which the newest `keep` stay."""
+        """Opens the checkpoints of a workdir and keeps the newest `keep` of them."""
         self._workdir, self._stack = workdir, contextlib.ExitStack()
         self._finished: _Finished | None = None  # state after the last step
         with self._writing():

@@ -62,14 +62,13 @@ class Observers(NamedTuple):
 
 def make_observers(run: Any, learner: Learner) -> Observers:
     """The Observers of a Run that config.log turns on: the KL to a reference that no loss reads, and the probe."""
-    settings, log = run.settings, run.settings.log
+    log, shapes = run.settings.log, run.settings.step_shapes(run.algorithm)
     observers, programs = [], {}
     if log.kl_every and not run.algorithm.needs_reference:
-        metrics = make_reference_metrics(settings.step_shapes(run.algorithm), run.mesh)
+        metrics = make_reference_metrics(shapes, run.mesh)
         observers.append(observe_reference(learner.scorer, metrics, log.kl_every))
         programs['reference'] = metrics
     if log.probe_every:
-        shapes = settings.step_shapes(run.algorithm)
         observers.append(Probe(learner, shapes, log.probe_every, log.probe_prompts, run.mesh).observe)
     if observers:
         programs['logprobs'] = learner.scorer
@@ -128,27 +127,35 @@ class Probe(NamedTuple):
         due, size, entries = int(state.step) % self.every == 0, int(state.aux[NAME]['size']), []
         if size < self.most:
             entries = self._find_entries(state.aux[NAME], experience, draw.examples, draw.rollout)
-        if entries:
-            state = state.replace(aux=state.aux | {NAME: self._enter(state, entries, draw.rollout)})
-        if not due:
+        if not entries and not due:
             return state, {}
-        if not size and not entries:
+        if not entries and not size:
             return state, {'probe_size': 0}
-        probe = processes.fetch(state.aux[NAME])
-        return state, compare(probe, self._logprobs(state.params, probe['rollout']))
+        probe = jax.tree.map(np.array, processes.fetch(state.aux[NAME]))
+        if entries:
+            self._enter(probe, entries, draw.rollout)
+        logprobs = self._logprobs(state.params, probe['rollout'])
+        if entries:
+            new = slice(size, size + len(entries))
+            probe['rollout'].logprobs[new] = logprobs[new]
+            probe['rollout'].version[new] = int(state.step)
+            state = state.replace(aux=state.aux | {NAME: processes.put(probe, specs.replicated(self.mesh))})
+        return state, compare(probe, logprobs) if due else {}
 
     def _logprobs(self, params, rollout):
         """f32[n, C]: the policy's logprobs of a host rollout with n prompts of one completion each.
 
-        The scorer takes P groups at a time; each completion is the first row of a group whose other rows are empty.
+        The scorer takes B rows at a time. Where rows are packed, the rows of a group have one prompt, so that each
+        completion is the first row of a group whose other rows are empty.
         """
-        prompts, group, count = self.shapes.prompts, self.shapes.group_size, len(rollout.tokens)
-        times = -(-count // prompts)
+        group = 1 if self.learner.sizes is None else self.shapes.group_size
+        groups, count = self.shapes.prompts * self.shapes.group_size // group, len(rollout.tokens)
+        times = -(-count // groups)
 
         def in_groups(x):
-            rows = np.zeros((times * prompts, group, *x.shape[1:]), x.dtype)
+            rows = np.zeros((times * groups, group, *x.shape[1:]), x.dtype)
             rows[:count, 0] = x
-            return rows.reshape(times, prompts * group, *x.shape[1:])
+            return rows.reshape(times, groups * group, *x.shape[1:])
 
         def score(batch):
             batch = batches.put_rows(batch, self.mesh)
@@ -178,18 +185,14 @@ class Probe(NamedTuple):
             entries.setdefault(examples[i].id, Entry(rows.start + first, examples[i].id, shared))
         return list(entries.values())[:free]
 
-    def _enter(self, state, entries, rollout):
-        """The probe's arrays with new entries and the policy's logprobs for them, replicated over the mesh."""
-        probe = jax.tree.map(np.array, processes.fetch(state.aux[NAME]))
+    def _enter(self, probe, entries, rollout):
+        """Writes the entries' rows of a rollout into the probe's arrays on the host."""
         first = int(probe['size'])
         new, rows = slice(first, first + len(entries)), np.array([entry.row for entry in entries])
         for kept, array in zip(jax.tree.leaves(probe['rollout']), jax.tree.leaves(rollout), strict=True):
             kept[new] = processes.fetch(array)[rows]
         probe['ids'][new], probe['shared'][new] = ([entry[i] for entry in entries] for i in (1, 2))
         probe['size'] += np.int32(len(entries))
-        probe['rollout'].logprobs[new] = self._logprobs(state.params, probe['rollout'])[new]
-        probe['rollout'].version[new] = int(state.step)
-        return processes.put(probe, specs.replicated(self.mesh))
 
 
 def mark_right(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P G']) -> Bool[np.ndarray, 'P G']:

@@ -28,7 +28,7 @@ from grpo_jax.run.rows import LASTING, append_event, drop_events, plain_row, rec
 from grpo_jax.text import during, shorten
 
 logger = logging.getLogger('grpo_jax')
-FLUSH_SECONDS = 120  # seconds between two fsyncs, each of which uploads the file on a mounted bucket
+FLUSH_SECONDS = 120  # seconds between two fsyncs; on a mounted bucket, an fsync uploads the file
 SAMPLES, LONGEST = 4, 2000  # completions of a step that TensorBoard shows as text, and most characters of a line
 # metrics on TensorBoard's page of hyperparameters
 COMPARED = ('reward', 'length', 'evaluation/reward', 'evaluation/greedy', 'evaluation/pass_at_1')
