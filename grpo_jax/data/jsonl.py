@@ -38,7 +38,7 @@ def read(path: str) -> Iterator[tuple[str, Any]]:
 def read_list(path: str) -> Iterator[tuple[str, Any]]:
     """As read, for a .json file: one list of objects, or JSON Lines under that name.
 
-    Raises BadInput for a file that is no JSON as a whole.
+    Raises BadInput for a list that is no JSON as a whole, and for one of more than LARGEST bytes.
     """
     with open(path, 'rb') as file:
         if not file.read(80).lstrip(b'\xef\xbb\xbf \t\r\n').startswith(b'['):

@@ -72,5 +72,8 @@ def _exchange(example, order):
 
 
 def label_until(first: int, count: int) -> list[float | None]:
-    """Labels of `count` steps whose first wrong step has index `first`; first = count where all are right."""
+    """Labels of `count` steps: 1.0 before the first wrong step, whose index is `first`, 0.0 for it, None behind it.
+
+    If all steps are right, first = count.
+    """
     return [1.0 if i < first else 0.0 if i == first else None for i in range(count)]

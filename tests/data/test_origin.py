@@ -125,7 +125,7 @@ def test_sources_of_a_mixture_have_ids_of_their_own(gsm8k_hub):
     assert {e.meta['source'] for e in read(located)} == {'gsm8k', 'svamp', 'tinystories'}
     began = [located.origins[0]._replace(commit=NEW), *located.origins[1:]]
     assert data.locate(options('mixture', '', sources=sources), began).origins == tuple(began)
-    with pytest.raises(BadInput, match=r'data.path .*: sources of a mixture have path and revision of their own'):
+    with pytest.raises(BadInput, match=r'data.path, data.revision = .*: each source of a mixture has its own; leave'):
         data.locate(options('mixture', 'openai/gsm8k', sources=sources))
 
 
