@@ -29,7 +29,10 @@ NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # a name, no
 
 
 def reward(completion: str, example: Example, *, pool: Pool) -> float | None:
-    """1.0 if the completion's answer equals example.answer, else 0.0; None without a gold answer."""
+    """1.0 if the completion's answer equals example.answer, else 0.0; None without a gold answer.
+
+    Where only algebra can tell, a worker of the pool does it; raises workers.Expired or Died where that was killed.
+    """
     return _judge(completion, example, pool, boxed=False)
 
 
