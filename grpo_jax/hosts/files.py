@@ -20,7 +20,7 @@ OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[None]:
-    """Turns an OSError, raised within the context, into CannotWrite(path)."""
+    """A context that turns an OSError into CannotWrite(path)."""
     try:
         yield
     except CannotWrite:
@@ -31,7 +31,7 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def foreign_writing(path: str | os.PathLike) -> Iterator[None]:
-    """Turns any error that disk_error recognizes into CannotWrite(path); for libraries that write path."""
+    """A context that turns any error that disk_error recognizes into CannotWrite(path); for libraries that write it."""
     try:
         yield
     except (BadInput, CannotWrite):
@@ -121,7 +121,7 @@ def path_inside(folder: str | os.PathLike, name: str) -> str:
 
 
 def copy_folder(source: str, target: str) -> None:
-    """Copies a folder's files into another folder, each whole or not at all."""
+    """Copies a folder's files into another folder, each whole or not at all; raises CannotWrite."""
     for folder, _, names in os.walk(source):
         place = os.path.join(target, os.path.relpath(folder, source))
         with writing(place):
@@ -171,7 +171,7 @@ class Lines:
 
 
 def append_whole(file: Any, content: bytes) -> None:
-    """Writes content to an unbuffered file. Raises OSError when the disk is full, which then has only the beginning."""
+    """Writes content to an unbuffered file. Raises OSError when the disk is full; the file then has a part of it."""
     unwritten = memoryview(content)
     while unwritten:
         unwritten = unwritten[file.write(unwritten) :]
@@ -180,7 +180,7 @@ def append_whole(file: Any, content: bytes) -> None:
 def cut_lines(path: str | os.PathLike, keep: Any) -> None:
     """Shortens a file: cuts it before the first line that is incomplete, or for which keep(line) is false.
 
-    keep: gets the line as bytes. This needs no disk space. Does nothing without a file.
+    keep: gets the line as bytes. This needs no disk space, and does nothing without a file. Raises CannotWrite.
     """
     if not os.path.exists(path):
         return
