@@ -83,7 +83,7 @@ def libraries() -> list[str]:
 def enter_own_root(folder: str) -> bool:
     """Replaces the root by a read-only file system that has only the libraries, /dev/null and an empty `folder`.
 
-    Only this process and its children see it. False where the kernel refuses.
+    Only this process and its children see it. False where the kernel refuses; OSError where it refuses to undo a part.
     """
     if not hasattr(libc, 'mount') or libc.unshare(NEW_MOUNT) or libc.mount(None, b'/', None, PRIVATE, None):
         return False
@@ -140,9 +140,9 @@ def landlock_version() -> int:
 
 
 def landlock_rules(folder: str) -> int | None:
-    """File descriptor of Landlock rules: anything but execution in the folder, reading in libraries; else nothing.
+    """File descriptor of Landlock rules that allow all but execution in `folder`, reading in libraries, and /dev/null.
 
-    The rules govern all that the kernel's version of Landlock (1 to 6) can govern. None without Landlock.
+    They forbid the rest of what the kernel's version of Landlock (1 to 6) can govern. None without Landlock.
     """
     version = min(landlock_version(), max(RIGHTS))
     if not version:
@@ -161,7 +161,7 @@ def landlock_rules(folder: str) -> int | None:
 def call_filter(files: bool, threads: bool) -> bytes | None:
     """The filter of system calls, as a BPF program; None where the kernel has no filters.
 
-    files: whether files may be opened for writing, since another layer limits which files; threads: whether threads may
+    files: whether files may be opened for writing, since another layer limits which files. threads: whether threads may
     start.
     """
     if not _has_filters():
@@ -210,7 +210,7 @@ def _has_filters():
 
 
 def _numbers(table, column):
-    """Name -> number of the system calls in a table like CALLS; column: of this machine."""
+    """{name: number} of the system calls in a table like CALLS; column: 1 or 2, this machine's in MACHINES."""
     rows = [row.split() for row in table.split(',')]
     return {row[0]: int(row[column]) for row in rows if row[column] != '-'}
 

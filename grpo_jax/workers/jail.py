@@ -229,7 +229,7 @@ def run_job(folder: str, rules: int | None, calls: bytes | None, listener: int |
 
 
 def _read_verdict(verdict, listener):
-    """The text that the judge writes until it ends; meanwhile allows up to THREADS threads of program and judge."""
+    """The marks, 1 or 0, that the judge writes until it ends; program and judge may meanwhile start THREADS threads."""
     marks, threads, sources = b'', 0, [verdict] if listener is None else [verdict, listener]
     with os.fdopen(verdict, 'rb', 0) as pipe:
         while True:

@@ -114,7 +114,7 @@ class Pool:
 
 
 class _Worker:
-    """One process, and the pipe to it."""
+    """A worker process, which starts when this object is made, and the pipe to it."""
 
     def __init__(self, deadline, memory):
         self._pipe, child_end = connection.Pipe()
