@@ -45,7 +45,7 @@ def examples(
 
 
 def _chains(split, folder, most):
-    """({expressions: values}, malformed rows): two tuples with the first 2 to `most` steps of each solution."""
+    """({expressions: values}, malformed rows): tuples of texts, from the first 2 to `most` steps of a solution."""
     problems, malformed = split_malformed(gsm8k.examples(split, folder=folder))
     chains = {}
     for problem in problems:

@@ -64,7 +64,7 @@ def _prompt_messages(prompt_of_field, contexts, where):
     """The prompt's messages, from the prompt field or before the completions; raises BadInput unless all agree.
 
     prompt_of_field: (text, messages) or None; contexts: the messages before each completion. A prompt that is a text
-    agrees with a context whose first or last message of the user it is.
+    agrees with a context if it is the user's first or last message there.
     """
     field_messages = prompt_of_field and (prompt_of_field[1] or ({'role': 'user', 'content': prompt_of_field[0]},))
     prompts = [messages or field_messages or () for messages in contexts]

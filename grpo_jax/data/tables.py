@@ -12,7 +12,7 @@ from grpo_jax.hosts import json_file
 
 
 def read_parquet(path: str) -> Iterator[tuple[str, Any]]:
-    """Yields (where, row) for each row of a Parquet file, as grpo_jax.data.records says; BadInput if it is damaged."""
+    """Yields (where, row) for each row of a Parquet file, as grpo_jax.data.records says; raises BadInput if damaged."""
     import pyarrow.parquet  # a second, which few data sets need
 
     return _read_rows(path, lambda: pyarrow.parquet.ParquetFile(path, page_checksum_verification=True).iter_batches())

@@ -84,7 +84,7 @@ def atomic_write(path: str | os.PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
 def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
     """Makes an empty folder beside path, yields its name, and renames it to path at the end of the context.
 
-    After an error the new folder is removed. Raises CannotWrite when path exists at the end and is not empty.
+    After an error the new folder is removed. Raises CannotWrite for an error of the disk, and when path is not empty.
     """
     temporary = f'{os.path.normpath(path)}.writing'
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
@@ -99,10 +99,10 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
 
 
 def path_inside(folder: str | os.PathLike, name: str) -> str:
-    """The path of a file in a folder. Raises BadInput where the name, or a link, leads out of the folder.
+    """The path of a file in a folder that others have made.
 
-    For folders that others have made. From a snapshot in the hub's cache, links may lead to blobs of the repository, or
-    to blobs that repositories share.
+    Raises BadInput for a name that no file can have, and where the name or a link leads out of the folder. From a
+    snapshot in the hub's cache, links may lead to blobs of the repository, or to blobs that repositories share.
     """
     home, path = os.path.realpath(folder), os.path.join(folder, name)
     try:

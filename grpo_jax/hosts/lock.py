@@ -64,7 +64,7 @@ class Lock:
         threading.Thread(target=self._beat, name='lock', daemon=True).start()
 
     def check(self, settled: bool) -> None:
-        """Raises InUse when another process has taken the folder meanwhile, CannotWrite when file or folder are gone.
+        """Raises InUse when another process has taken the folder meanwhile, CannotWrite when it or the file is gone.
 
         settled: whether to wait until the file has been read again after its creation.
         """

@@ -104,7 +104,10 @@ def _shut_down(left):
 
 
 def report_failure(error: BaseException) -> None:
-    """Tells the other processes why this one ends; they then end too, even while they wait for this one."""
+    """Tells the other processes why this one ends; they then end too, even while they wait for this one.
+
+    Does nothing for Stopped and OtherFailed, since all processes know why.
+    """
     if has_others() and not isinstance(error, (Stopped, OtherFailed)):
         interrupted = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
         _post_failure(

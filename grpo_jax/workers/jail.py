@@ -36,7 +36,7 @@ TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes,
 
 
 def encode(value: Any, remember: Callable) -> Any:
-    """A value in JSON's types: plain data is copied without its subclass; another object becomes remember(value)."""
+    """A value in JSON's types: plain data without its subclass; another object becomes {'object': remember(value)}."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):

@@ -52,8 +52,8 @@ class Pool:
     def call(self, function: Callable, *args) -> Any:
         """Calls function(*args) in a worker; returns the result, or raises the function's exception.
 
-        Raises Expired at the deadline and Died when the worker ends. The function must be importable; arguments and
-        result are pickled.
+        Raises Expired at the deadline, and Died when the worker ends or its memory does not suffice. The function must
+        be importable; arguments and result are pickled.
         """
         worker = self._idle.get()
         try:

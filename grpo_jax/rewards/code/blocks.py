@@ -38,8 +38,8 @@ class Block(NamedTuple):
 def find_program(completion: str, names: Collection[str] = ()) -> str:
     """The completion's program: the last fenced block of Python, or without a language, that defines one of `names`.
 
-    Without names, any definition counts. Other blocks that define or import what this block uses are put before it; a
-    later block that only uses it is not. Where no block defines a name, the program is the last block of Python, else
+    Without names, any definition counts. Other blocks that define or import what this block uses are put before it;
+    blocks that only use it are left out. Where no block defines a name, the program is the last block of Python, else
     the last block without a language. Without blocks, it is the text from its first code up to the prose behind.
     """
     blocks = _blocks(completion)

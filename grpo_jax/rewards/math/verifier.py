@@ -107,7 +107,10 @@ def decide(gold: str, answer: str) -> bool | None:
 
 
 def _decide_forms(gold, answer, a, b):
-    """As decide, where a number meets an equation, a list or words; None for other texts. a, b: their numbers."""
+    """As decide, where a number meets an equation, list or words, and where statements differ; else None.
+
+    a, b: the numbers of the two texts, None for a text without.
+    """
     for number, text in ((a, answer), (b, gold)):
         if number is None:
             continue
@@ -155,7 +158,7 @@ def _pair_up(allowed):
 
 
 def _same_fraction(a, b):
-    """Whether two Fractions are equal, or one has endless decimals and the other is its rounded decimal."""
+    """Whether two Fractions are equal, or one has endless decimals and the other stands for it (see _rounds)."""
     return a == b or ((_places(a) is None or _places(b) is None) and (_rounds(a, b) or _rounds(b, a)))
 
 
