@@ -181,14 +181,14 @@ def serve(pipe: float, deadline: float, memory: float):
     # when the parent is killed, the pipe closes; the worker then ends silently
     with contextlib.suppress(EOFError, ConnectionError), connection.Connection(int(pipe)) as conversation:
         while True:
-            function, args, answers = conversation.recv()
+            function, args, wants_result = conversation.recv()
             # if the parent is killed during a call, only this limit ends the call
             used = resource.getrusage(resource.RUSAGE_SELF)
-            most = math.ceil(used.ru_utime + used.ru_stime + (deadline if answers else STARTING)) + 1
+            most = math.ceil(used.ru_utime + used.ru_stime + (deadline if wants_result else STARTING)) + 1
             resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
             try:
                 result = function(*args)
-                conversation.send_bytes(reduction.ForkingPickler.dumps(('result', result if answers else None)))
+                conversation.send_bytes(reduction.ForkingPickler.dumps(('result', result if wants_result else None)))
             except Exception as error:
                 conversation.send(('raised', _make_sendable(error)))
 

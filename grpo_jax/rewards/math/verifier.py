@@ -201,9 +201,9 @@ def are_equivalent(gold: str, answer: str) -> bool:
 def _math_verify():
     """(the module math_verify, its configs for reading a text); imported once a process, in workers alone.
 
-    The import takes a second. Options are the authors' choice, except that units are kept off, since decide compares
-    units. math_verify has no option for exact numbers, so its function that compares numbers is replaced; setup.py
-    pins the version for that.
+    The import takes a second. Options are those of math-verify's authors, but units are off, since decide compares
+    units. math_verify has no option for exact numbers, so its function that compares numbers is replaced;
+    pyproject.toml limits the version for that.
     """
     from latex2sympy2_extended import NormalizationConfig
     import math_verify
