@@ -56,22 +56,22 @@ def examples(
     if not set(operations) <= OPERATIONS.keys():
         raise BadInput('data.options.operations', operations, f'has others than {"".join(OPERATIONS)}; leave them out')
     # demonstrations draw from another stream: the problems do not depend on `wrong`
-    problems, slips = random.Random(f'{tuple(numbers)} {largest} {split}'), random.Random(split)
+    problem_rng, slip_rng = random.Random(f'{tuple(numbers)} {largest} {split}'), random.Random(split)
     examples, misses = {}, 0
     while len(examples) < count and misses < PATIENCE:
         misses += 1
-        given = [problems.randint(1, largest) for _ in range(problems.randint(*numbers))]
+        given = [problem_rng.randint(1, largest) for _ in range(problem_rng.randint(*numbers))]
         # a fixed tenth of all sets of numbers is held out, whatever the counts
         if (zlib.crc32(str(sorted(given)).encode()) % 10 == 0) != (split == 'test'):
             continue
-        steps, solution = _expression(problems, given, operations)
+        steps, solution = _expression(problem_rng, given, operations)
         problem = (*sorted(given), solution.value)
         if not 1 <= solution.value <= highest or problem in examples:
             continue
         misses = 0
         shown = solution
-        if slips.random() < wrong:
-            steps, shown = _wrong_expression(slips, given, operations, solution.value) or (steps, solution)
+        if slip_rng.random() < wrong:
+            steps, shown = _wrong_expression(slip_rng, given, operations, solution.value) or (steps, solution)
         if short:
             prompt, demonstration = f'{",".join(map(str, given))}={solution.value}:', shown.text
         else:

@@ -74,8 +74,8 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
     module, values = _import(options.name), options.options
     _check_options(module, values)
     if not hasattr(module, 'weights'):
-        values, where = origin.choose_folder(module, values, options.path, options.revision, *recorded)
-        return options._replace(options=values, origins=(where,))
+        values, its_origin = origin.choose_folder(module, values, options.path, options.revision, *recorded)
+        return options._replace(options=values, origins=(its_origin,))
     if options.path or options.revision:
         raise BadInput(
             'data.path, data.revision',
@@ -87,11 +87,11 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
     for k, source in enumerate(values['sources']):
         path, revision = source.get('path', ''), source.get('revision', '')
         _check_options(_import(source['name']), source['options'])
-        located, where = origin.choose_folder(
+        located, its_origin = origin.choose_folder(
             _import(source['name']), source['options'], path, revision, *recorded[k : k + 1]
         )
         sources.append({**source, 'options': located})
-        origins.append(where)
+        origins.append(its_origin)
     return options._replace(options={'sources': sources}, origins=tuple(origins))
 
 
@@ -172,15 +172,15 @@ def check_shared(train: Dataset, test: Dataset) -> None:
     shared = [example for example, tokens in zip(test.examples, test.tokens, strict=True) if tuple(tokens) in seen]
     if not shared:
         return
-    share = f'{len(shared)} of {len(test.tokens)} prompts'
+    how_many = f'{len(shared)} of {len(test.tokens)} prompts'
     if len(shared) > MOST_SHARED * len(test.tokens):
         raise BadInput(
             'test split',
-            share,
+            how_many,
             f'are in the train split, like example {shared[0].id}, so that an evaluation would measure memory; '
             'take other data for one of the two',
         )
-    logger.warning('%s of the test split are in the train split, like example %d', share, shared[0].id)
+    logger.warning('%s of the test split are in the train split, like example %d', how_many, shared[0].id)
 
 
 def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
@@ -290,9 +290,9 @@ def prompts(
     tokens = np.full((len(indices), length), pad_token, np.int32)
     mask = np.zeros((len(indices), length), bool)
     for row, index in enumerate(indices):
-        ids = dataset.tokens[index]
-        tokens[row, length - len(ids) :] = ids
-        mask[row, length - len(ids) :] = True
+        prompt_tokens = dataset.tokens[index]
+        tokens[row, length - len(prompt_tokens) :] = prompt_tokens
+        mask[row, length - len(prompt_tokens) :] = True
     batch_examples = [dataset.examples[index] for index in indices]
     ids = np.array([example.id for example in batch_examples], np.int32)
     return batch_examples, Prompts(tokens, mask, ids)  # pyright: ignore[reportArgumentType]  # host arrays

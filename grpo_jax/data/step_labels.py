@@ -44,18 +44,20 @@ def examples(
 
 def _example(task, row, index, where):
     """The Example of a row; raises BadInput for a malformed row."""
-    problem, answer, marked, base = MR_GSM8K if 'question' in row else BIG_BENCH
-    steps, wrong = row.get('steps'), row.get(marked)
+    problem_field, answer_field, error_field, base = MR_GSM8K if 'question' in row else BIG_BENCH
+    steps, wrong = row.get('steps'), row.get(error_field)  # wrong: number of the first wrong step
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         raise BadInput(where, shorten(steps), "field 'steps' must be a list of texts; mend or remove the row")
     if wrong is not None and (type(wrong) is not int or not base <= wrong < len(steps) + base):
         raise BadInput(
-            where, shorten(wrong), f'{marked} must be one of {base} to {len(steps) + base - 1}, or null; mend the row'
+            where,
+            shorten(wrong),
+            f'field {error_field!r} must be one of {base} to {len(steps) + base - 1}, or null; mend the row',
         )
     labels = label_until(len(steps) if wrong is None else wrong - base, len(steps))
     filled = [i for i, step in enumerate(steps) if step.strip()]  # a blank line is no step
     meta = {'task': task, 'steps': [steps[i] for i in filled], 'labels': [labels[i] for i in filled]}
-    return Example(f'{text_field(row, problem, where)}\n', text_field(row, answer, where), index, meta)
+    return Example(f'{text_field(row, problem_field, where)}\n', text_field(row, answer_field, where), index, meta)
 
 
 def _rename_brackets(text):

@@ -63,5 +63,5 @@ def _example(row, index, where, results):
     subject = str(row.get('Type') or row.get('type') or '').replace('Divison', 'Division')  # as some rows have it
     equation = re.sub(r'\.0\b', '', str(row.get('Equation') or row.get('equation') or ''))
     expression = equation.removeprefix('( ').removesuffix(' )')
-    solved = {'demonstration': f'{expression} = {answer}' if results else expression} if equation else {}
-    return Example(prompt, answer, index, {'subject': subject or None} | solved)
+    demonstration = {'demonstration': f'{expression} = {answer}' if results else expression} if equation else {}
+    return Example(prompt, answer, index, {'subject': subject or None} | demonstration)
