@@ -107,8 +107,8 @@ def _paths(folder, split, prefix, one_split):
     raise BadInput(
         'data.options.folder',
         folder,
-        f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no folder of tensorflow-datasets or '
-        f'save_to_disk (it has {_subfolders(folder)}); set data.options.folder or GRPO_JAX_DATA, or fetch it again'
+        f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no folder of tensorflow-datasets or save_to_disk'
+        f' (it has {_subfolders(folder)}); set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
         if os.path.isdir(folder)
         else 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set',
     )

@@ -48,10 +48,7 @@ def _example(prompt_field, fields, row, index, where):
 
 
 def _read_completion(row, field, where):
-    """(the messages before a completion, its text); messages are () for a completion that is a text.
-
-    Raises BadInput for a chat that does not end with a message of the assistant, and for a field of another type.
-    """
+    """(the messages before a completion, its text); messages are () for a text. Raises BadInput for anything else."""
     if not isinstance(get_field(row, field), list):
         return (), text_field(row, field, where)
     messages = read_messages(row, field, where)
@@ -84,9 +81,9 @@ def _roles_and_texts(messages):
 
 
 def _split_texts(chosen, rejected, where):
-    """(prompt, chosen, rejected) from two texts that begin with their prompt, which ends at a space or a line's end.
+    """(prompt, chosen, rejected) from two texts that begin with one prompt; raises BadInput where they do not.
 
-    Raises BadInput where they begin differently, or one of them ends with the prompt.
+    The prompt is the beginning that both share, up to a space or a line's end.
     """
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
     common = ''.join(mark for mark, _ in same)

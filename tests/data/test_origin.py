@@ -103,7 +103,7 @@ def test_what_a_run_began_with_is_read_again_whatever_came_since(gsm8k_hub, tmp_
     local = data.locate(asked).origins
     assert local[0].folder == str(tmp_path) and data.locate(asked, local).origins == local
     (tmp_path / 'gsm8k_train.jsonl').unlink()
-    with pytest.raises(BadInput, match='held the data that the run began with; bring them back'):
+    with pytest.raises(BadInput, match='has lost the data that the run began with; bring them back'):
         data.locate(asked, local)
     with pytest.raises(BadInput, match=f'the run began with its commit {"c" * 40}, but .*--revision {"c" * 40}`'):
         data.locate(asked, [data.Origin('openai/gsm8k', '', 'c' * 40, '')])
