@@ -50,8 +50,8 @@ def owns_workdir(run: Callable[P, R]) -> Callable[P, R]:
         with lock.own(workdir):
             for path in (os.path.join(workdir, name) for name in KEPT):
                 if os.path.exists(path) and not os.access(path, os.W_OK):
-                    remedy = 'make it writable, or name another folder'
-                    raise BadInput('--workdir', workdir, f'{path} cannot be written to; {remedy}')
+                    remedy = f'{path} cannot be written to; make it writable, or name another folder'
+                    raise BadInput('--workdir', workdir, remedy)
             return run(*args, **kwargs)
 
     return owner
