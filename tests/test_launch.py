@@ -286,6 +286,12 @@ def test_crashes_are_restarted_a_bounded_number_of_times(cloud):
     assert cloud.verbs().count('delete') == cloud.verbs().count('create') == 0
 
 
+def test_a_reward_that_failed_in_mid_run_is_started_again(cloud):
+    done = keep(cloud, '--max-restarts=1', **states('running', 'exited 47', 'exited 47', 'exited 0'))
+    assert done.returncode == 0 and 'failed with status 47: restart 1 of 1' in done.stderr
+    assert cloud.verbs().count('start') == 1
+
+
 @pytest.mark.parametrize(
     'last, status, message',
     [
@@ -469,9 +475,9 @@ def test_a_variable_reaches_the_training_and_nothing_else_that_can_be_read(machi
 
 def test_the_file_of_the_variables_is_for_its_owner_alone(cloud):
     script = cloud.folder / 'bin' / 'gcloud'
-    script.write_text(f'#!/bin/sh\ncase $* in *scp*) stat -c %a "$4" >> {cloud.folder}/modes ;; esac\n')
+    script.write_text(f'#!/bin/sh\ncase $* in *scp*) ls -l "$5" | cut -c1-10 >> {cloud.folder}/modes ;; esac\n')
     assert cloud.call('run', *WHERE, '--env=HF_TOKEN', *RUN[1:], HF_TOKEN=TOKEN).returncode == 0
-    assert (cloud.folder / 'modes').read_text() == '600\n'
+    assert (cloud.folder / 'modes').read_text() == '-rw-------\n'
 
 
 def test_variables_files_and_extras_come_again_after_a_preemption(cloud, project):
@@ -532,7 +538,7 @@ REFUSED = {
     'a home': (['--config=../home.py'], 'put them into a folder of their own'),
     'a model': (['--config=my.py', '--config.model.path=../model'], '../model is on this machine alone'),
     'a model of another machine': (['--config=gsm8k', '--config.model.path=../model'], 'into a bucket, and name gs://'),
-    'named by the config': (['--config=names.py'], 'names ../model: '),
+    'named by the config': (['--config=names.py'], 'names.py: ../model is on this machine alone'),
     'absolute in the config': (['--config=absolute.py'], 'the machines have other folders'),
     'hidden': (['--config=my.py', '--config.data.name=.hidden.py'], '.hidden.py'),
     'ignored by git': (['--config=my.py', '--config.data.options.folder=parts/rows'], 'parts/rows is on this machine'),

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from grpo_jax.errors import Diagnosed
+from grpo_jax.rewards import RewardError
 from tests.fake_cloud import Cloud
 
 GKE = [
@@ -43,6 +44,7 @@ def test_the_rendered_jobset_has_what_was_asked_for(cloud):
     job = slices['template']['spec']
     assert (slices['replicas'], job['parallelism'], job['completions'], job['backoffLimit']) == (2, 8, 8, 0)
     assert job['podFailurePolicy']['rules'][0]['onExitCodes']['values'] == [2, Diagnosed.status]
+    assert RewardError.AGAIN not in (2, Diagnosed.status)  # a reward that failed in mid-run is started again
     pod = job['template']['spec']
     assert pod['serviceAccountName'] == 'trainer' and pod['restartPolicy'] == 'Never'
     assert pod['nodeSelector'] == {

@@ -53,8 +53,8 @@ def fetch(
         if getattr(getattr(cause, 'response', None), 'status_code', 0) in (401, 403):
             page = page_url(f'datasets/{path}' if dataset else path)
             reason += (
-                f'if it is gated, accept its terms at {page}; then set HF_TOKEN to a token that may read it, or run '
-                '`hf auth login` (on pods launch with --env=HF_TOKEN)'
+                f'check the name; if it is gated or private, accept its terms at {page}, then set HF_TOKEN to a token '
+                'that may read it, or run `hf auth login` (on pods launch with --env=HF_TOKEN)'
             )
         else:
             reason += f'get it with `{command}`'

@@ -189,6 +189,7 @@ class RewardFunctions(NamedTuple):
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
     shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], a function of rewards.length
     by_source: Mapping[str, 'RewardFunctions'] = MappingProxyType({})  # source -> the functions that judge it instead
+    tolerant: bool = False  # completions may lack a part of the user's that raises exceptions; else these are raised
 
     @property
     def verifier(self) -> str:

@@ -115,7 +115,7 @@ def _misjudgement(reward_functions, part, example):
     """What the verifier misjudges in an example, or ''."""
     right, *wrong = (reward_functions.gold or perturb)(example)
     for completion, expected in [(right, True), *((text, False) for text in wrong)]:
-        value = call_part(reward_functions.options, part, completion, example).value
+        value = call_part(reward_functions, part, completion, example).value
         if reason := _verdict(reward_functions, value, completion, expected):
             return reason
     return ''

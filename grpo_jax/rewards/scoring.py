@@ -6,7 +6,6 @@ step of a run. Later it may be a service that fails, and some completions may la
 
 import asyncio
 from collections.abc import Callable, Sequence
-import concurrent.futures
 import functools
 import logging
 import time
@@ -60,20 +59,10 @@ class RewardsMissing(RewardError):
 class RewardStream:
     """Judges a step's completions as they are added, while others still decode."""
 
-    def __init__(
-        self,
-        reward_functions: RewardFunctions,
-        examples: Sequence[Example],
-        group_size: int,
-        tokenizer: Any,
-        tolerant: bool = False,
-    ):
-        """examples: one for each group of group_size rows; tokenizer: decodes the completions.
-
-        tolerant: whether a completion may lack a part that raises exceptions; else the exception is raised.
-        """
+    def __init__(self, reward_functions: RewardFunctions, examples: Sequence[Example], group_size: int, tokenizer: Any):
+        """examples: one for each group of group_size rows; tokenizer: decodes the completions."""
         self._reward_functions, self._tokenizer = reward_functions, tokenizer
-        self._examples, self._group_size, self._tolerant = examples, group_size, tolerant
+        self._examples, self._group_size = examples, group_size
         self._rows = {}  # row -> (future, truncated)
         self.seconds = 0.0  # of judging, summed over threads; set by results
 
@@ -97,7 +86,7 @@ class RewardStream:
         texts, lengths, values, seconds = zip(*started, strict=True) if started else ((), (), (), ())
         examples, truncated = [self._example(row) for row in order], [self._rows[row][1] for row in order]
         began = time.monotonic()
-        rewards = _add_up(self._reward_functions, examples, (texts, truncated, lengths), values, self._tolerant)
+        rewards = _add_up(self._reward_functions, examples, (texts, truncated, lengths), values)
         self.seconds = sum(seconds) + time.monotonic() - began
         return rewards
 
@@ -107,7 +96,7 @@ class RewardStream:
     def _begin(self, example, tokens):
         """(text, tokens, outcomes as of _begin_parts, seconds) of a completion."""
         text, began = self._tokenizer.decode(tokens, skip_special_tokens=True), time.monotonic()
-        values = _begin_parts(self._reward_functions, self._tolerant, text, example)
+        values = _begin_parts(self._reward_functions, text, example)
         return text, len(tokens), values, time.monotonic() - began
 
 
@@ -117,17 +106,15 @@ def compute_rewards(
     texts: Sequence[str] | np.ndarray,
     truncated: Sequence | np.ndarray,
     lengths: Sequence | np.ndarray,
-    tolerant: bool = False,
 ) -> Rewards:
     """The Rewards of B completions, judged in one call.
 
-    examples: P of them, each for B / P neighbouring rows; texts, truncated, lengths: one a row, as in Rewards;
-    tolerant: as of RewardStream.
+    examples: P of them, each for B / P neighbouring rows; texts, truncated, lengths: one a row, as in Rewards.
     """
     row_examples = _repeat(examples, len(texts))
-    begin = functools.partial(_begin_parts, reward_functions, tolerant)
+    begin = functools.partial(_begin_parts, reward_functions)
     values = list(reward_functions.resources.threads.map(begin, texts, row_examples))
-    return _add_up(reward_functions, row_examples, (texts, truncated, lengths), values, tolerant)
+    return _add_up(reward_functions, row_examples, (texts, truncated, lengths), values)
 
 
 def _repeat(examples, rows):
@@ -135,44 +122,39 @@ def _repeat(examples, rows):
     return [examples[row // (rows // len(examples))] for row in range(rows)]
 
 
-def _begin_parts(reward_functions, tolerant, text, example):
+def _begin_parts(reward_functions, text, example):
     """Calls the parts that take one completion: name -> an Outcome, or the future of one."""
-    reward_functions = reward_functions.of(example)
-    outcomes, verifier = {}, reward_functions.verifier
+    functions = reward_functions.of(example)
+    outcomes, verifier = {}, functions.verifier
     # the verifier first, since others may read its verdict
-    for name, part in sorted(reward_functions.parts.items(), key=lambda item: item[0] != verifier):
+    for name, part in sorted(functions.parts.items(), key=lambda item: item[0] != verifier):
         if part.batched:
             continue
-        verdict = {'correct': _is_correct(reward_functions, outcomes[verifier].value)} if part.reads_correct else {}
-        if part.asynchronous:
-            outcomes[name] = _submit(reward_functions, part, tolerant, text, example, verdict)
-        else:
-            outcomes[name] = call_part(reward_functions.options, part, text, example, tolerant, verdict)
+        verdict = {'correct': _is_correct(functions, outcomes[verifier].value)} if part.reads_correct else {}
+        call = _submit if part.asynchronous else call_part
+        outcomes[name] = call(reward_functions, part, text, example, **verdict)
     return outcomes
 
 
-def call_part(
-    options: RewardOptions, part: Part, completion: Any, example: Any, tolerant: bool = False, verdict: Any = None
-) -> Outcome:
-    """Calls a part that is not asynchronous; again after an exception, as _after_exception says.
+def call_part(reward_functions: RewardFunctions, part: Part, *arguments: Any, **verdict: Any) -> Outcome:
+    """Calls a part that is not asynchronous, and after an exception again, as _after_exception says.
 
-    completion, example: lists of all of them for a part that takes all; tolerant: as of RewardStream; verdict: the
-    argument `correct` by name, where the part reads it.
+    arguments: a completion and its example, or lists of all; verdict: `correct`, where the part reads it.
     """
     retry = 0
     while True:
         try:
-            return Outcome(part.function(completion, example, **verdict or {}), retry > 0)
+            return Outcome(part.function(*arguments, **verdict), retry > 0)
         except Exception as error:
-            outcome = _after_exception(options, part, tolerant, retry, error)
+            outcome = _after_exception(reward_functions, part, retry, error)
         if outcome:
             return outcome
         time.sleep(_pause(retry))
         retry += 1
 
 
-def _submit(reward_functions, part, tolerant, completion, example, verdict):
-    """The future of an asynchronous part's Outcome. As call_part; each call is cancelled at the deadline."""
+def _submit(reward_functions, part, *arguments, **verdict):
+    """The future of an asynchronous part's Outcome, as of call_part; each call is cancelled at the deadline."""
 
     async def call():
         retry = 0
@@ -180,10 +162,10 @@ def _submit(reward_functions, part, tolerant, completion, example, verdict):
             limit = asyncio.timeout(reward_functions.options.deadline)
             try:
                 async with limit:
-                    return Outcome(await part.function(completion, example, **verdict), retry > 0)
+                    return Outcome(await part.function(*arguments, **verdict), retry > 0)
             except Exception as error:
                 failure = Expired('was still running at its deadline') if limit.expired() else error
-                outcome = _after_exception(reward_functions.options, part, tolerant, retry, failure)
+                outcome = _after_exception(reward_functions, part, retry, failure)
             if outcome:
                 return outcome
             await asyncio.sleep(_pause(retry))
@@ -192,43 +174,39 @@ def _submit(reward_functions, part, tolerant, completion, example, verdict):
     return reward_functions.resources.event_loop.submit(call())
 
 
-def _after_exception(options, part, tolerant, retry, error):
+def _after_exception(reward_functions, part, retry, error):
     """What an exception in call number `retry`, from 0, of a part leads to: an Outcome, or None for another call.
 
     A part of the user's is called again, reward.retries times, unless the completion itself makes it fail. Raises the
-    exception where it counts against no completion and nothing may be missing.
+    exception where it counts against no completion and none may lack a part.
     """
     counted = isinstance(error, tuple(FAILURES))
     passing = not counted or isinstance(error, TimeoutError)  # which a judge raises when its service is slow
-    if part.own and passing and retry < options.retries:
+    if part.own and passing and retry < reward_functions.options.retries:
         return None
     if counted:
         return Outcome(error, retry > 0)
-    if part.own and tolerant:
+    if part.own and reward_functions.tolerant:
         return Outcome(None, retry > 0, error)
     raise error
 
 
 def _pause(retry):
     """Seconds before the next call, after call number `retry`, from 0."""
-    return min(FIRST_PAUSE * 2.0 ** min(retry, 30), LONGEST_PAUSE)
+    return min(FIRST_PAUSE * 2.0**retry, LONGEST_PAUSE)
 
 
 def judge_at_once(
-    reward_functions: RewardFunctions,
-    part: Part,
-    texts: Sequence[str],
-    examples: Sequence[Example],
-    tolerant: bool = False,
+    reward_functions: RewardFunctions, part: Part, texts: Sequence[str], examples: Sequence[Example]
 ) -> list[Outcome]:
     """Calls a part that is asynchronous or takes all completions; returns an Outcome for each text.
 
-    examples: the example of each text; tolerant: as of RewardStream.
+    examples: the example of each text.
     """
     if part.asynchronous:
-        rows = zip(texts, examples, strict=True)
-        return [future.result() for future in [_submit(reward_functions, part, tolerant, *row, {}) for row in rows]]
-    outcome = call_part(reward_functions.options, part, list(texts), list(examples), tolerant)
+        futures = [_submit(reward_functions, part, *row) for row in zip(texts, examples, strict=True)]
+        return [future.result() for future in futures]
+    outcome = call_part(reward_functions, part, list(texts), list(examples))
     values = outcome.value if isinstance(outcome.value, Sequence) else [outcome.value] * len(texts)
     return [outcome._replace(value=value) for value in values]
 
@@ -240,11 +218,10 @@ def _is_correct(reward_functions, value):
     return not isinstance(value, Exception) and value >= reward_functions.options.correct_at
 
 
-def _add_up(reward_functions, examples, columns, started, tolerant):
+def _add_up(reward_functions, examples, columns, started):
     """Waits for all parts and returns the Rewards of B rows.
 
-    examples: the example of each row; columns: (texts, truncated, lengths); started: _begin_parts of each row;
-    tolerant: as of RewardStream.
+    examples: the example of each row; columns: (texts, truncated, lengths); started: _begin_parts of each row.
     """
     texts, truncated, lengths = columns
     options, parts, correct = reward_functions.options, {}, np.full(len(texts), np.nan)
@@ -256,9 +233,10 @@ def _add_up(reward_functions, examples, columns, started, tolerant):
         rows = [row for row, row_functions in enumerate(functions) if name in row_functions.parts]
         if part.batched and rows:  # a process may have no row of a step
             row_texts, row_examples = [texts[row] for row in rows], [examples[row] for row in rows]
-            outcomes = judge_at_once(reward_functions, part, row_texts, row_examples, tolerant)
+            outcomes = judge_at_once(reward_functions, part, row_texts, row_examples)
         else:
-            outcomes = [_wait(started[row][name]) for row in rows]
+            outcomes = [started[row][name] for row in rows]
+            outcomes = [future.result() for future in outcomes] if part.asynchronous else outcomes
         for row, (value, again, error) in zip(rows, outcomes, strict=True):
             retried[row] |= again
             if error is not None:
@@ -279,11 +257,6 @@ def _add_up(reward_functions, examples, columns, started, tolerant):
     return Rewards(
         np.array(texts, object), truncated, np.asarray(lengths), total, correct, parts, failures, retried, errors
     )
-
-
-def _wait(outcome):
-    """The Outcome, waited for if it is a future."""
-    return outcome.result() if isinstance(outcome, concurrent.futures.Future) else outcome
 
 
 def _describe(error):

@@ -315,7 +315,7 @@ def test_what_wants_a_token_is_refused_with_where_to_set_it(online, monkeypatch,
         with pytest.raises(BadInput) as error:
             look()
         assert str(error.value).startswith(thing) and told in str(error.value), str(error.value)
-    assert 'accept its terms at https://huggingface.co/meta-llama/Llama-9;' in str(error.value)
+    assert 'accept its terms at https://huggingface.co/meta-llama/Llama-9,' in str(error.value)
 
 
 def test_a_repository_without_data_files_is_refused(online, monkeypatch):

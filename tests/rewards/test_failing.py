@@ -61,6 +61,11 @@ class Service:
         }
 
 
+def judge(functions, texts, tolerant=True):
+    none = np.zeros(len(texts), bool)
+    return rewards.compute_rewards(functions._replace(tolerant=tolerant), [example('1')], texts, none, none * 1)
+
+
 KINDS = ['plain', 'later', 'at_once', 'of_file']
 
 
@@ -71,7 +76,7 @@ def compute(kind, failing, folder, tolerant=True, **changes):
     name = f'{folder}/mine.py:of_file' if kind == 'of_file' else kind
     options = {'options': {'of_file': {'log': str(log)}}} if kind == 'of_file' else {}
     with make((name, 1.0), functions=service.functions(), **{'retries': 2} | changes | options) as functions:
-        rewarded = rewards.compute_rewards(functions, [example('1')], TEXTS, [False] * 3, [1] * 3, tolerant)
+        rewarded = judge(functions, TEXTS, tolerant)
     return rewarded, log.read_text().split().count('bad') if kind == 'of_file' else service.calls['bad']
 
 
@@ -109,7 +114,7 @@ def test_where_nothing_may_be_missing_the_exception_is_raised_after_the_retries(
 def test_a_stream_may_lack_parts_too():
     service = Service(9)
     with make(('plain', 1.0), functions=service.functions(), retries=1) as functions:
-        stream = rewards.RewardStream(functions, [example('1')], 2, Words(), tolerant=True)
+        stream = rewards.RewardStream(functions._replace(tolerant=True), [example('1')], 2, Words())
         for row, text in enumerate(('good', 'bad')):
             stream.add(row, [text], False)
         rewarded = stream.results()
@@ -126,7 +131,7 @@ class Words(Letters):
 def test_other_parts_still_pay():
     parts = {'style': lambda completion, example: 0.25, **Service(9).functions()}
     with make(('plain', 1.0), ('style', 1.0), functions=parts, retries=0) as functions:
-        rewarded = rewards.compute_rewards(functions, [example('1')], TEXTS, [False] * 3, [1] * 3, True)
+        rewarded = judge(functions, TEXTS)
     assert rewarded.rewards.tolist() == [1.25, 0.25, 1.25]
 
 
@@ -134,7 +139,7 @@ def test_a_mistake_of_this_package_is_raised_at_once(monkeypatch):
     service = Service(9)
     monkeypatch.setattr('grpo_jax.rewards.numeric.reward', service.functions()['plain'])
     with make(('numeric', 1.0), retries=5) as functions, pytest.raises(ConnectionError):
-        rewards.compute_rewards(functions, [example('1')], ['bad'], [False], [1], True)
+        judge(functions, ['bad'])
     assert service.calls['bad'] == 1
 
 
@@ -142,7 +147,7 @@ def test_a_mistake_of_this_package_is_raised_at_once(monkeypatch):
 def test_a_timeout_of_a_judge_is_asked_again_and_then_counts_as_ever(kind):
     service = Service(9, TimeoutError)
     with make((kind, 1.0), functions=service.functions(), retries=2, failed=-0.5) as functions:
-        rewarded = rewards.compute_rewards(functions, [example('1')], ['bad'], [False], [1], True)
+        rewarded = judge(functions, ['bad'])
     assert rewarded.rewards.tolist() == [-0.5] and rewarded.failures['expired'].all()
     assert service.calls['bad'] == 3 and rewarded.retried.all() and not rewarded.failures['missing'].any()
 
@@ -155,7 +160,7 @@ def test_a_completion_at_its_deadline_is_not_tried_again():
         await asyncio.sleep(60)
 
     with make(('slow', 1.0), functions={'slow': slow}, deadline=0.1, retries=5) as functions:
-        rewarded = rewards.compute_rewards(functions, [example('1')], ['a'], [False], [1], True)
+        rewarded = judge(functions, ['a'])
     assert calls == ['a'] and rewarded.failures['expired'].all()
 
 

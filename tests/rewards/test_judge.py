@@ -69,8 +69,9 @@ def compute(judge, solutions, **changes):
     part, options = judge
     section = {'deadline': 30.0, 'retries': 2} | changes
     with make((part, 1.0), options=options, **section) as functions:
+        functions = functions._replace(tolerant=True)
         question, count = Example('What is 2+2?', '4', 0, {}), len(solutions)
-        return rewards.compute_rewards(functions, [question], solutions, [False] * count, [1] * count, True)
+        return rewards.compute_rewards(functions, [question], solutions, [False] * count, [1] * count)
 
 
 def test_a_judge_that_fails_at_times_grades_all(judge, monkeypatch):
