@@ -274,9 +274,8 @@ def check_missing(options: RewardOptions, step: int, rewarded: Rewards):
     if not missing.any():
         return
     text = (
-        f'step {step}: {missing.sum()} of {len(missing)} completions lack a part of their reward, which raised '
-        f'exceptions, also when it was called again (reward.retries = {options.retries}); the first is '
-        f'{next(filter(None, rewarded.errors))}'
+        f'step {step}: {missing.sum()} of {len(missing)} completions lack a part of their reward, which raised an '
+        f'exception in each of {options.retries + 1} calls; the first is {next(filter(None, rewarded.errors))}'
     )
     if missing.mean() > options.most_missing:
         raise RewardsMissing('reward.most_missing', options.most_missing, f'{text}; then the same command goes on')
