@@ -169,13 +169,14 @@ def make_experience_stage(
     (state, draw, packed rows of its rollout, Rewards, logprobs by name) -> (TrainState with these rewards in its
     history, Experience, packed rows of the Experience, metrics by name). It adds the config's length terms to the
     rewards, and packs rows again when dead groups are dropped. It raises BadInput when no completion has been rewarded
-    for several steps.
+    for several steps, and RewardsMissing as rewards.check_missing does.
     """
     algorithm, gate, reward_functions = run.algorithm, run.settings.collection.gate, run.rewards
     places = {example.id: place for place, example in enumerate(examples)}
     judged = algorithm.source not in READ_FROM_DATA  # else completions are right without a reward
 
     def to_experience(state, draw, packed, rewarded, logprobs):
+        rewards.check_missing(reward_functions.options, int(state.step), rewarded)
         if judged:
             check_rewarded(run.workdir, int(state.step), rewarded)
         grouping = draw.grouping

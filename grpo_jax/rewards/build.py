@@ -41,6 +41,10 @@ class RewardOptions(NamedTuple):
     # threads that judge, and worker processes where a part needs them
     workers: Free[Annotated[int, Range(least=1, most=10_000)]] = 4
     memory_gib: Free[Gibibytes] = 4.0  # of a worker
+    # times that a part of yours is called again after an exception, later each time
+    retries: Free[Annotated[int, Range(least=0, most=100)]] = 2
+    # share of a step's completions, after the first step, that may lack a part of yours for its exceptions
+    most_missing: Free[Annotated[float, Range(least=0, below=1)]] = 0.1
     self_test: Free[Share] = 0.02  # share of gold answers that the verifier may misjudge before the run starts
     truncated_reward: Amendable[Amount] = 0.0  # added when the budget ends before a stop token
     step_rewards: str = ''  # file in grpo_jax/rewards that rewards steps, for advantage process
@@ -165,6 +169,7 @@ class Part(NamedTuple):
     weight: float
     asynchronous: bool = False
     batched: bool = False  # takes all completions at once
+    own: bool = False  # a function of the user's, whose exceptions may pass
     reads_correct: bool = False  # reads the verifier's verdict
     columns: Sequence[str] = ()  # that the data set must have
 
@@ -184,6 +189,7 @@ class RewardFunctions(NamedTuple):
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
     shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], a function of rewards.length
     by_source: Mapping[str, 'RewardFunctions'] = MappingProxyType({})  # source -> the functions that judge it instead
+    tolerant: bool = False  # completions may lack a part of the user's that raises exceptions; else these are raised
 
     @property
     def verifier(self) -> str:
@@ -250,8 +256,9 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         if asynchronous and batched:
             raise BadInput('reward.parts', name, 'is async and takes all completions; choose one of the two')
         columns = getattr(function.func, 'columns', ())
+        own = custom.is_file(weights[name][0]) or name in (functions or {})
         parts[name] = Part(
-            function, weight, asynchronous, batched, reads_correct='correct' in parameters, columns=columns
+            function, weight, asynchronous, batched, own, reads_correct='correct' in parameters, columns=columns
         )
 
     def bind_source(source, key):

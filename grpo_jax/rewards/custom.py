@@ -23,6 +23,16 @@ COUNTED = (RecursionError, MemoryError, TimeoutError)  # these fail one completi
 LONGEST = 300  # characters of an exception's text
 
 
+class RewardError(BadInput):
+    """An exception in a file of the user's rewards, or a result that is no reward.
+
+    Bad input at a run's first step. Later its status is AGAIN, since a service may have failed: launchers start the run
+    again.
+    """
+
+    AGAIN = 47
+
+
 class WrongResult(Exception):
     """A function returned something that is no reward."""
 
@@ -116,7 +126,7 @@ def check_results(function: Callable, name: str) -> Callable:
 def naming_line(
     path: str, file: str, function: Callable | None = None, kinds: Any = (Exception, SystemExit)
 ) -> Iterator[None]:
-    """Inside this context, an exception of these kinds becomes BadInput that names the file's line.
+    """Inside this context, an exception of these kinds becomes a RewardError that names the file's line.
 
     Exceptions in COUNTED pass unchanged. path: FILE.py:NAME as the user gave it; file: the file that is searched for in
     the traceback; function: its first line is named when the file is not in the traceback.
@@ -138,7 +148,7 @@ def naming_line(
         with contextlib.suppress(Exception):  # a user's exception may fail to say what it is
             text = ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
         line = ': '.join(filter(None, [where, name, text])) + f', in `{source[:LONGEST]}`' * bool(source)
-        raise BadInput('reward', path, f'{line}; mend the file') from error
+        raise RewardError('reward', path, f'{line}; mend the file') from error
 
 
 def _frame(error, file):

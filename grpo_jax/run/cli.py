@@ -4,6 +4,8 @@ import contextlib
 import os
 import sys
 import textwrap
+import threading
+import time
 
 from absl import app, flags
 import jax
@@ -19,6 +21,7 @@ FOLDERS = ('workdir', 'branch', 'out', 'folder', 'other', 'cache', 'to')  # flag
 # jax caches programs that take at least so many seconds to compile; its default of 1 s leaves out dozens of programs
 # that the first step needs. The environment variable, if set, wins
 CACHE_FROM, CACHED_FROM = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', 0.1
+LEAVE_SECONDS = 30  # that threads have to end after the command
 LONGEST = 1000  # characters of a library's error message about the command line
 
 
@@ -89,6 +92,7 @@ def run(main):
         return
 
     def guarded(_):
+        status = 1
         try:
             for name in FOLDERS:
                 if name in flags.FLAGS:
@@ -96,23 +100,35 @@ def run(main):
             place = [flags.FLAGS[name].value for name in ('coordinator', 'processes', 'process')]
             with signals.listening(), processes.session(*place, end=signals.stop_now):
                 main()
+            status = 0
         except (BadInput, CannotWrite, processes.OtherFailed) as error:
+            status = error.status
             text = f'error: {console.one_line(str(error))}'
             if processes.has_others():  # an ordinary exit waits for the other processes, and aborts
                 signals.stop_now(text, error.status)
             _print_last(text)
             sys.exit(error.status)
         except Stopped as stop:
+            status = stop.status
             text = console.one_line(str(stop))
             if compiled.is_compiling() and not processes.has_others():  # an ordinary exit waits for the compiler
                 signals.stop_now(text, stop.status)
             _print_last(text)
             sys.exit(stop.status)
+        finally:
+            threading.Thread(target=_leave, args=[status], daemon=True).start()
 
     try:
         app.run(guarded, flags_parser=_parse)
     except KeyboardInterrupt:
         signals.stop_now('stopped by Ctrl-C', INTERRUPTED)
+
+
+def _leave(status):
+    """Ends the process with a status when the interpreter still waits for a thread, say of a reward, that hangs."""
+    threading.main_thread().join()
+    time.sleep(LEAVE_SECONDS)
+    signals.stop_now('a thread, of a reward or of a library, still runs; the command ends without it', status)
 
 
 def _print_last(text):

@@ -18,7 +18,7 @@ from grpo_jax import diagnose
 from grpo_jax.collect.draw import Draw
 from grpo_jax.errors import BadInput, CannotWrite, Diagnosed, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
-from grpo_jax.rewards import Rewards
+from grpo_jax.rewards import RewardError, Rewards, RewardsMissing
 from grpo_jax.run import checkpoint, rows
 from grpo_jax.run.console import console
 from grpo_jax.run.signals import Signals
@@ -71,10 +71,13 @@ class Shell:
         return self
 
     def __exit__(self, kind, error, trace):
-        if error is not None:
+        if isinstance(error, RewardError) and (self._finished or self.newest is not None):
+            error.status = error.AGAIN
+        everywhere = isinstance(error, RewardsMissing)
+        if error is not None and not everywhere:
             processes.report_failure(error)  # first, since closing may wait for the other processes
         if isinstance(error, Exception) and not isinstance(error, (Stopped, CannotWrite, InUse)):
-            self._save_finished()
+            self._save_finished(everywhere)
         try:
             with during('waiting for the last checkpoint'), self._writing():
                 return self._stack.__exit__(kind, error, trace)
@@ -155,12 +158,13 @@ class Shell:
         """A context in which an error of the disk under the checkpoints is raised as CannotWrite."""
         return files.foreign_writing(os.path.join(self._workdir, checkpoint.FOLDER))
 
-    def _save_finished(self):
+    def _save_finished(self, everywhere):
         """Saves the state after the last finished step, unless an update has already reused the memory of its arrays.
 
-        Several processes save nothing: the error may be in one of them alone, and saving needs all.
+        everywhere: whether all processes have the error. Else several processes save nothing, since saving needs all.
         """
-        state = None if self._finished is None or processes.has_others() else self._finished.state()
+        alone = processes.has_others() and not everywhere
+        state = None if self._finished is None or alone else self._finished.state()
         if state is None or self.checkpoints.latest_step() == int(state.step):
             return
         try:

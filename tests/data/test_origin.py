@@ -217,6 +217,7 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
 
     protocol_version = 'HTTP/1.1'
     repository, revisions, commits, asked = '', {}, {}, []  # of the server at hand, see `online`
+    refusal = 404, 'RepoNotFound'
 
     def do_HEAD(self):
         self.do_GET()
@@ -238,11 +239,11 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
         return self.answer(None)
 
     def answer(self, content, commit=''):
-        self.send_response(200 if content else 404)
+        self.send_response(200 if content else self.refusal[0])
         content = content or b''
         self.send_header('Content-Length', str(len(content)))
         self.send_header('ETag', f'"{hashlib.sha1(content).hexdigest()}"')
-        self.send_header('X-Error-Code', 'RepoNotFound')
+        self.send_header('X-Error-Code', self.refusal[1])
         self.send_header('X-Repo-Commit', commit)
         self.end_headers()
         if self.command == 'GET':
@@ -301,6 +302,20 @@ def test_the_newest_is_what_the_hub_says_now_and_the_recorded_one_stays(online):
 def test_a_data_set_that_the_hub_does_not_have_is_refused(online):
     with pytest.raises(BadInput, match='the hub gave RepositoryNotFoundError: get it with `hf download openai/gsm9k '):
         data.locate(options('gsm8k', 'openai/gsm9k'))
+
+
+@pytest.mark.parametrize('refusal', [(401, 'GatedRepo'), (403, 'GatedRepo'), (401, 'RepoNotFound')])
+def test_what_wants_a_token_is_refused_with_where_to_set_it(online, monkeypatch, refusal):
+    monkeypatch.setattr(FakeHub, 'refusal', refusal)
+    told = 'then set HF_TOKEN to a token that may read it, or run `hf auth login` (on pods launch with --env=HF_TOKEN)'
+    for thing, look in [
+        ('data.path', lambda: data.locate(options('gsm8k', 'openai/gsm9k'))),
+        ('model.path', lambda: hf.find('meta-llama/Llama-9')),
+    ]:
+        with pytest.raises(BadInput) as error:
+            look()
+        assert str(error.value).startswith(thing) and told in str(error.value), str(error.value)
+    assert 'accept its terms at https://huggingface.co/meta-llama/Llama-9,' in str(error.value)
 
 
 def test_a_repository_without_data_files_is_refused(online, monkeypatch):

@@ -26,6 +26,7 @@ def rows(count: int = STEPS, **columns: Any) -> list[dict]:
         'reward_std': 0.4,
         'reward_died': 0.0,
         'reward_expired': 0.0,
+        'reward_missing': 0.0,
         'unscorable': 0.0,
         'unparsed': 0.0,
         'dead_groups': lambda step: min(0.1 + 0.015 * step, 0.6),
@@ -218,6 +219,7 @@ MUST: dict[str, list[Stream]] = {
     'flaky_reward': [
         Stream(rows(3, reward_expired=0.1), 'reward_expired 0.10 to 0.10 in steps 0 to 2', RUN),
         Stream(rows(3, reward_died=0.1), 'reward_died 0.10', RUN),
+        Stream(rows(3, reward_missing=0.08, unscorable=0.08), 'reward_missing 0.08', RUN),
         Stream(rows(3, unscorable=0.1), 'unscorable 0.10', RUN),
     ],
     'falling_evaluation': [
