@@ -1,6 +1,7 @@
 """Refuses algorithms that cannot work and numbers that nothing reads, and warns of what has no effect; says why."""
 
 from collections.abc import Mapping
+import difflib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ CHOICES = {
 }
 # the choices of an algorithm that are read from config.collection
 SECTIONS: dict[str, str] = {'dead_groups': 'collection', 'gate': 'collection', 'source': 'collection'}
+
+# data of the ratio between the policy now and before the step
+RATIOS = {'ratio', 'log_ratio', 'token_ratio'}
 
 
 def refuse_misplaced_keys(section: Any) -> None:
@@ -129,7 +133,9 @@ def refuse_inert_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[
         same = number in defaults and section[number] == defaults[number]
         if same and isinstance(section[number], bool) == isinstance(defaults[number], bool):
             continue
-        raise BadInput(f'algorithm.{number}', section[number], _explain_inert(number, readers, conditions, chosen))
+        known = {*defaults, *read}
+        explained = _explain_inert(number, readers, conditions, chosen, known)
+        raise BadInput(f'algorithm.{number}', section[number], explained)
 
 
 def _conditions(algorithm):
@@ -159,16 +165,18 @@ def _conditions(algorithm):
     }
 
 
-def _explain_inert(number, readers, conditions, chosen):
+def _explain_inert(number, readers, conditions, chosen, known):
     """The sentence that says who would read the number, and which pieces are chosen instead.
 
-    readers: {key: names of its pieces with such a number}. chosen: {key: the algorithm's pieces}.
+    readers: {key: names of its pieces with such a number}. chosen: {key: the algorithm's pieces}. known: all numbers.
     """
     readers = {key: names for key, names in readers.items() if names}
     uses = [f'{key} {" or ".join(sorted(names))}' for key, names in readers.items()]
     uses += [conditions[number][1]] if number in conditions else []
     if not uses:
-        return 'no piece has a number of this name; correct the name, or leave it out'
+        near = difflib.get_close_matches(number, known, 1)
+        hint = f'did you mean {near[0]}?' if near else 'correct the name, or leave it out'
+        return f'no piece has a number of this name; {hint}'
     keys = readers or [key for key in chosen if key in conditions[number][1].split()]
     instead = [f'{key} {" and ".join(map(pieces.name_of, chosen[key])) or "()"}' for key in keys]
     with_chosen = f' with {", ".join(instead)}' if instead else ''
@@ -199,7 +207,8 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
     warnings = []
     if updates == 1 and algorithm.ratio_base == 'old':
         warnings += [
-            f'with one update per rollout the policy is still the old one: {text}' for text in list_inert(algorithm)
+            f'with one update per rollout the policy is still the old one: {text}; learner.minibatches=2 makes two'
+            for text in [*list_inert(algorithm), *_list_unmoved(algorithm)]
         ]
     bounds, ratio = pieces.numbers(algorithm.surrogate), pieces.name_of(algorithm.ratio)
     if (
@@ -228,6 +237,16 @@ def list_inert(algorithm: 'Algorithm') -> list[str]:
         f'regularizer {pieces.name_of(regularizer)} is 0'
         for regularizer in algorithm.regularizers
         if pieces.property_of(regularizer, 'zero_at_first')
+    ]
+
+
+def _list_unmoved(algorithm):
+    """A clause for each piece of the user's that reads a ratio, of which no property says what it does at ratio 1."""
+    own = (algorithm.ratio, algorithm.surrogate, algorithm.kl, algorithm.correction, *algorithm.regularizers)
+    return [
+        f'{pieces.name_of(piece)} reads a ratio that is 1 throughout, so that only its slope there counts'
+        for piece in own
+        if pieces.is_own(piece) and RATIOS & {*pieces.reads(piece)} and not pieces.property_of(piece, 'bounded')
     ]
 
 

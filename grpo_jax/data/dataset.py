@@ -1,7 +1,6 @@
 """Reads config.data, loads and tokenizes a data set's splits, and makes batches of prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
-import functools
 import importlib.util
 import inspect
 import logging
@@ -12,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from jaxtyping import Int
 import numpy as np
 
-from grpo_jax import ranges
+from grpo_jax import ranges, user_files
 from grpo_jax.data import origin
 from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, render_prompts
 from grpo_jax.data.records import Unanswered, drop_malformed, shorten
@@ -206,34 +205,20 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def is_file(name: str) -> bool:
-    """Whether a data set's name is the path of a user's Python file."""
-    return name.endswith('.py')
-
-
 def _import(name):
     """Imports a data set's module: a file of this package, or a user's FILE.py; BadInput where there is none."""
     ranges.check_value('data.name', name, ranges.Text)
-    if is_file(name):
-        module = _import_file(os.path.abspath(name), os.stat(name).st_mtime_ns) if os.path.isfile(name) else None
+    if user_files.is_file(name):
+        module = user_files.load(name) if os.path.isfile(name) else None
     else:
         path = f'grpo_jax.data.{name}'
         exists = name.isidentifier() and importlib.util.find_spec(path)
         module = importlib.import_module(path) if exists else None
     if module is None or not hasattr(module, 'examples'):
-        place = 'file' if is_file(name) else 'file in grpo_jax/data'
+        place = 'file' if user_files.is_file(name) else 'file in grpo_jax/data'
         raise BadInput(
             'data.name', name, f'no such {place}; add one with examples(split, **options), or name FILE.py of yours'
         )
-    return module
-
-
-@functools.cache
-def _import_file(path, changed):
-    """Imports a file. changed: its time of modification, a part of the cache's key: a changed file is imported anew."""
-    spec: Any = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix('.py'), path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     return module
 
 

@@ -75,11 +75,13 @@ def open_run(
     config, and the branch, see train.run. Raises BadInput when anything in the config cannot work.
     """
     steered = steered or Steering()
+    config = make_whole_config(config, algorithm)
     algorithm = make_algorithm(config, algorithm)
     if steered.branch:
         run = _open_branch(config, workdir, functions, steered)
     else:
         run = open_config(config, workdir, functions=functions, steered=steered)
+    steering.check(steering.piece_changes(run.workdir, algorithms.describe(algorithm)), run.workdir, steered)
     run = open_algorithm(run, algorithm)
     settings, model = run.settings, run.model
     if algorithm.needs_teacher:
@@ -231,6 +233,23 @@ def make_algorithm(config: Any, algorithm: Algorithm | None = None) -> Algorithm
         if given not in (value, Algorithm._field_defaults[name]):
             raise BadInput(f'collection.{name}', value, f'the given algorithm has {given!r}; set the config to that')
     return algorithm._replace(**collected)
+
+
+def make_whole_config(config: Any, algorithm: Algorithm | None = None) -> Any:
+    """A copy of a config with all numbers of its pieces, or with the section algorithm of a given Algorithm."""
+    config = config.copy_and_resolve_references()
+    section = algorithms.to_section(algorithm) if algorithm else algorithms.file_numbers(config.algorithm)
+    with config.unlocked(), config.ignore_type():
+        config.algorithm.update({key: x for key, x in section.items() if algorithm or key not in config.algorithm})
+    return config
+
+
+def open_changes(config: Any, workdir: str, algorithm: Algorithm | None = None) -> list[steering.Change]:
+    """The Changes that a start in workdir would make to the run there; algorithm: as given to open_run."""
+    config = make_whole_config(config, algorithm)
+    described = algorithms.describe(make_algorithm(config, algorithm))
+    changes = steering.changes(workdir, Settings.from_config(config).recorded)
+    return [*changes, *steering.piece_changes(workdir, described)]
 
 
 def open_algorithm(run: Run, algorithm: Algorithm) -> Run:
@@ -501,7 +520,7 @@ def _flatten(tree, prefix):
 
 
 def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = '') -> None:
-    """Records a Run in its workdir: environment, the model's config and tokenizer, data.json, amendments, config.json.
+    """Records a Run in its workdir: environment, model's config and tokenizer, data, pieces, amendments, config.json.
 
     train: the split whose digest is recorded; step: from which the run goes on, for the events of amendments; folder:
     in the place of the workdir. Call it after all checks, so that a refused config changes nothing. config.json is
@@ -516,4 +535,6 @@ def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = 
             hf.copy_files(run.model.folder, os.path.join(workdir, 'model'))
     steering.record_origins(workdir, steering.add_digests(settings.data.origins, train, workdir))
     steering.record(workdir, step or 0, steering.changes(workdir, settings.recorded))
+    if run.algorithm is not None:
+        json_file.write(os.path.join(workdir, steering.PIECES), algorithms.describe(run.algorithm))
     json_file.write(os.path.join(workdir, 'config.json'), settings.recorded)
