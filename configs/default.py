@@ -19,18 +19,9 @@ from grpo_jax.run import settings
 DATA = os.environ.get('GRPO_JAX_DATA', 'data')  # folder of the data sets and small models
 
 
-class OpenSection(ConfigDict):
-    """A section to which numbers of a piece FILE.py:NAME may be added; a run refuses those that no piece reads."""
-
-    def lock(self):
-        """The section as it is."""
-        return self
-
-
 def get_config(preset='grpo'):
     """The default config with the algorithm of a preset: of configs/algorithms/<preset>.py, or FILE.py of yours."""
     config = ConfigDict(settings.default_config())  # every key, as its field says; some are shown again
-    config.algorithm = OpenSection(config.algorithm)
     config.seed = 0                      # of sampling noise, data order and random initialization
     config.steps = 100                   # steps of the loop: rollout, reward, update
 
@@ -91,7 +82,7 @@ def get_config(preset='grpo'):
 
     config.algorithm.advantage = 'group_norm'  # a function of advantages.py
     config.algorithm.ratio = 'token'     # a function of ratios.py
-    config.algorithm.surrogate = 'clip'  # a function of surrogates.py, or FILE.py:NAME of yours; so with every piece
+    config.algorithm.surrogate = 'clip'  # a function of surrogates.py
     config.algorithm.clip_low = 0.2
     config.algorithm.clip_high = 0.2
     config.algorithm.weights = 'sequence_mean'  # a function of weights.py
@@ -135,7 +126,7 @@ def get_config(preset='grpo'):
     config.log.hang_after = 0.0          # seconds that a step may take before the run ends with all stacks; 0: any
 
     _apply(config, preset)
-    return config.lock()  # a misspelt key in an experiment is an error
+    return settings.lock(config)  # a misspelt key in an experiment is an error
 
 
 def _apply(config, preset):

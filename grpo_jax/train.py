@@ -107,10 +107,9 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         refuse_fewer_steps(settings.steps, int(state.step))  # the config may ask for fewer than are done
         compiler.wait('what a step and an evaluation run')
-        hashes = {name: program.hash for name, program in programs.items()}
-        check_programs(run.workdir, settings.recorded, hashes)  # those of the last start, where all else is the same
+        check_programs(run.workdir, settings.recorded, programs)  # with the last start's, where all else is the same
         make_workdir(run, splits.train, int(state.step))  # config.json and all else, now that nothing can be refused
-        record_programs(run.workdir, hashes, logprob_stage.records)  # to compare runs by; and the teacher's digest
+        record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
         renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # copies the policy by its checkpoint
         loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)
 
@@ -204,8 +203,9 @@ def executables(collector, learner, observers, evaluator, logprob_stage) -> list
     return [*sampling, *programs.values(), *evaluating, *logprob_stage.programs.values()]
 
 
-def record_programs(workdir: str, hashes: Mapping[str, str], records: Mapping[str, Any]) -> None:
+def record_programs(workdir: str, programs: Mapping[str, Any], records: Mapping[str, Any]) -> None:
     """Writes programs.json, {program: hash} to compare runs by, and a file for each of records, {file: content}."""
+    hashes = {name: program.hash for name, program in programs.items()}
     for name, content in {**records, 'programs.json': hashes}.items():
         json_file.write(os.path.join(workdir, name), content)
 

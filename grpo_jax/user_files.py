@@ -19,13 +19,13 @@ def is_file(name: Any) -> bool:
     return isinstance(name, str) and (name.endswith('.py') or '.py:' in name)
 
 
-def load(path: str) -> Any:
+def import_file(path: str) -> Any:
     """The module of a Python file, which is run once in a process, and again when the file has changed."""
-    return _load(os.path.abspath(path), os.stat(path).st_mtime_ns)
+    return _import(os.path.abspath(path), os.stat(path).st_mtime_ns)
 
 
 @functools.cache
-def _load(path, changed):
+def _import(path, changed):
     with open(path, 'rb') as file:
         source = file.read()
     module = types.ModuleType(os.path.splitext(os.path.basename(path))[0])
@@ -45,7 +45,7 @@ def load_function(thing: str, name: str) -> Callable:
     if path is None:
         raise BadInput(thing, name, f'no file {file!r} in {os.getcwd()} or {PACKAGE}; give FILE.py:NAME')
     try:
-        module = load(path)
+        module = import_file(path)
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == os.path.abspath(path)]

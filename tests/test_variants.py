@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 from absl import flags
 import jax.numpy as jnp
@@ -20,7 +21,6 @@ from grpo_jax.errors import BadInput
 from grpo_jax.run import config_file, steering
 from grpo_jax.run.open import make_algorithm, open_changes, open_run
 from grpo_jax.run.rows import recorded_events
-from grpo_jax.run.settings import Settings
 from grpo_jax.run.steering import Steering
 from grpo_jax.sharding import compiled
 from grpo_jax.tools import provenance, report, sweep
@@ -96,7 +96,7 @@ def test_every_piece_can_be_a_function_of_a_file(folder, key):
     config.algorithm[key] = ('mine.py:regularizers',) if key == 'regularizers' else f'mine.py:{key}'
     piece = getattr(algorithms.make(config.algorithm), key)
     assert pieces.name_of(piece[0] if key == 'regularizers' else piece) == key
-    assert algorithms.describe(algorithms.make(config.algorithm))[key][0]['file'] == str(folder / 'mine.py')
+    assert algorithms.describe_pieces(algorithms.make(config.algorithm))[key][0]['file'] == str(folder / 'mine.py')
 
 
 def test_numbers_of_a_file_are_flags_with_their_ranges(folder):
@@ -270,32 +270,38 @@ def test_a_digest_knows_what_a_function_closes_over_and_functions_without_source
 
 
 def test_a_piece_of_the_package_is_its_name_and_version():
-    (described,) = algorithms.describe(algorithms.make(tiny_run.config().algorithm))['surrogate']
+    (described,) = algorithms.describe_pieces(algorithms.make(tiny_run.config().algorithm))['surrogate']
     assert described['name'] == 'clip' and set(described) == {'name', 'module', 'version'}
 
 
-def write_programs(workdir, programs):
+def programs(hashes):
+    return {name: SimpleNamespace(hash=text) for name, text in hashes.items()}
+
+
+def write_programs(workdir, hashes):
     with open(workdir / 'programs.json', 'w', encoding='utf8') as file:
-        json.dump(programs, file)
+        json.dump(hashes, file)
 
 
-def test_other_programs_are_refused_or_said_where_nothing_else_has_changed(folder, caplog):
-    for name, config in {'own': by_file(), 'shipped': tiny_run.config()}.items():
-        begin(config, folder / name)
-        write_programs(folder / name, {'update': 'a', 'sample': 'b'})
-        recorded = Settings.from_config(open_run(config, str(folder / name)).settings.config).recorded
-        steering.check_programs(str(folder / name), recorded, {'update': 'a', 'sample': 'b', 'logprobs': 'c'})
-        steering.check_programs(str(folder / name), recorded | {'steps': 9}, {'update': 'other'})  # it may follow
-        assert 'programs' not in caplog.text
-        if name == 'own':
-            with pytest.raises(BadInput, match=r"programs = \['update'\].* what squash of squash\.py, sha256 "):
-                steering.check_programs(str(folder / name), recorded, {'update': 'other', 'sample': 'b'})
-        else:
-            steering.check_programs(str(folder / name), recorded, {'update': 'other', 'sample': 'b'})
-            assert 'programs update differ from those of the last start' in caplog.text
-        environment = folder / name / 'environment.json'
-        environment.write_text(environment.read_text().replace('"python": "', '"python": "0'))
-        steering.check_programs(str(folder / name), recorded, {'update': 'other', 'sample': 'b'})  # another machine
+@pytest.mark.parametrize('own', [True, False])
+def test_other_programs_are_refused_or_said_where_nothing_else_has_changed(folder, caplog, own):
+    config, run = by_file() if own else tiny_run.config(), folder / 'run'
+    begin(config, run)
+    write_programs(run, {'update': 'a', 'sample': 'b'})
+    recorded = open_run(config, str(run)).settings.recorded
+    same, other = (programs({'update': text, 'sample': 'b', 'logprobs': 'c'}) for text in 'ax')
+    steering.check_programs(str(run), recorded, same)
+    steering.check_programs(str(run), recorded | {'steps': 9}, other)  # they may follow from that
+    assert 'programs' not in caplog.text
+    if own:
+        with pytest.raises(BadInput, match=r"programs = \['update'\].* what squash of squash\.py, sha256 "):
+            steering.check_programs(str(run), recorded, other)
+    else:
+        steering.check_programs(str(run), recorded, other)
+        assert 'programs update differ from those of the last start' in caplog.text
+    text = (run / 'environment.json').read_text()
+    (run / 'environment.json').write_text(text.replace('"python": "', '"python": "0'))
+    steering.check_programs(str(run), recorded, other)  # of another version of Python
 
 
 # a ratio that is always 1

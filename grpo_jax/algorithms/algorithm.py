@@ -206,7 +206,7 @@ def make(section: Any, collection: Any = None) -> Algorithm:
     return algorithm
 
 
-def describe(algorithm: Algorithm) -> dict[str, list[dict[str, str]]]:
+def describe_pieces(algorithm: Algorithm) -> dict[str, list[dict[str, str]]]:
     """{config key: what a run records of its pieces}, see pieces.describe."""
     return {key: list(map(pieces.describe, _pieces(algorithm, key))) for key in MODULES}
 

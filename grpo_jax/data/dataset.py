@@ -209,7 +209,7 @@ def _import(name):
     """Imports a data set's module: a file of this package, or a user's FILE.py; BadInput where there is none."""
     ranges.check_value('data.name', name, ranges.Text)
     if user_files.is_file(name):
-        module = user_files.load(name) if os.path.isfile(name) else None
+        module = user_files.import_file(name) if os.path.isfile(name) else None
     else:
         path = f'grpo_jax.data.{name}'
         exists = name.isidentifier() and importlib.util.find_spec(path)

@@ -201,4 +201,4 @@ def _describe(value):
     return f'a {type(value).__name__}'
 
 
-_import = functools.cache(user_files.load)  # once in a process: an edit changes no run that goes on
+_import = functools.cache(user_files.import_file)  # once in a process: an edit changes no run that goes on

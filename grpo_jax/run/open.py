@@ -81,7 +81,7 @@ def open_run(
         run = _open_branch(config, workdir, functions, steered)
     else:
         run = open_config(config, workdir, functions=functions, steered=steered)
-    steering.check(steering.piece_changes(run.workdir, algorithms.describe(algorithm)), run.workdir, steered)
+    steering.check(steering.piece_changes(run.workdir, algorithms.describe_pieces(algorithm)), run.workdir, steered)
     run = open_algorithm(run, algorithm)
     settings, model = run.settings, run.model
     if algorithm.needs_teacher:
@@ -247,7 +247,7 @@ def make_whole_config(config: Any, algorithm: Algorithm | None = None) -> Any:
 def open_changes(config: Any, workdir: str, algorithm: Algorithm | None = None) -> list[steering.Change]:
     """The Changes that a start in workdir would make to the run there; algorithm: as given to open_run."""
     config = make_whole_config(config, algorithm)
-    described = algorithms.describe(make_algorithm(config, algorithm))
+    described = algorithms.describe_pieces(make_algorithm(config, algorithm))
     changes = steering.changes(workdir, Settings.from_config(config).recorded)
     return [*changes, *steering.piece_changes(workdir, described)]
 
@@ -536,5 +536,5 @@ def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = 
     steering.record_origins(workdir, steering.add_digests(settings.data.origins, train, workdir))
     steering.record(workdir, step or 0, steering.changes(workdir, settings.recorded))
     if run.algorithm is not None:
-        json_file.write(os.path.join(workdir, steering.PIECES), algorithms.describe(run.algorithm))
+        json_file.write(os.path.join(workdir, steering.PIECES), algorithms.describe_pieces(run.algorithm))
     json_file.write(os.path.join(workdir, 'config.json'), settings.recorded)

@@ -86,7 +86,7 @@ def changes(workdir: str | os.PathLike, recorded: Mapping[str, Any]) -> tuple[Ch
 def piece_changes(workdir: str | os.PathLike, pieces: Mapping[str, Any]) -> list[Change]:
     """The Changes from a workdir's pieces.json to the pieces of the algorithm that is to run; [] without the file.
 
-    pieces: as algorithms.describe returns them. A piece of another source is a Change, a file that was moved is none.
+    pieces: see algorithms.describe_pieces. A piece of another source is a Change, a file that was moved is none.
     """
     return list(differences(recorded_pieces(workdir), pieces_in_words(pieces))) if recorded_pieces(workdir) else []
 
@@ -189,18 +189,18 @@ def keys_amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[
     return keys | {change.key for change in changed if change.kind == Kind.AMENDABLE}
 
 
-def check_programs(workdir: str, recorded: Mapping[str, Any], hashes: Mapping[str, str]) -> None:
+def check_programs(workdir: str, recorded: Mapping[str, Any], programs: Mapping[str, Any]) -> None:
     """Compares programs with those of the last start in workdir, where settings and environment are the same.
 
-    recorded: the config; hashes: {program: hash}. Raises BadInput when the run has a user's pieces, since code that
-    they call may have changed; warns when it has none.
+    recorded: the config; programs: Executables by name. Raises BadInput when the run has a user's pieces, since code
+    that they call may have changed; warns when it has none.
     """
     path, environments = os.path.join(workdir, 'programs.json'), os.path.join(workdir, ENVIRONMENT)
     if not (os.path.exists(path) and os.path.exists(environments)) or changes(workdir, recorded):
         return
     then, now = _read_environments(environments)[-1], describe_environment()
     old = json_file.read_object(path)
-    differ = [name for name, text in hashes.items() if text and old.get(name, text) not in (text, '')]
+    differ = [name for name, new in programs.items() if new.hash and old.get(name, new.hash) not in (new.hash, '')]
     if not differ or any(then.get(part) != now[part] for part in MACHINE):
         return
     text = f'differ from those of the last start in {workdir}, with the same settings, pieces, versions and machine'
