@@ -7,6 +7,7 @@ the decorator `properties` sets.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -168,20 +169,20 @@ def describe(piece: Callable) -> dict[str, str]:
     The source is that of the file which a config names, or else of the function and of the plain values that it reads.
     """
     function: Any = getattr(piece, 'func', piece)
-    name, module = name_of(piece), str(getattr(function, '__module__', ''))
+    name, module = getattr(function, '__name__', type(function).__name__), str(getattr(function, '__module__', ''))
     if not is_own(piece):
         return {'name': name, 'module': module, 'version': __version__}
     function = inspect.unwrap(function)
     variables = getattr(function, '__globals__', {})
     if user_files.DIGEST in variables:
         return {'name': name, 'file': variables['__file__'], 'sha256': variables[user_files.DIGEST]}
-    try:
+    source, values = '', [*enumerate(getattr(piece, 'args', ()))]
+    with contextlib.suppress(OSError, TypeError):  # no file or cell may have it
         source = inspect.getsource(function)
-    except (OSError, TypeError):  # no file or cell has it
-        code = function.__code__
-        source = repr((code.co_code, code.co_names, [x for x in code.co_consts if isinstance(x, (int, float, str))]))
-    read = inspect.getclosurevars(function)
-    values = [*enumerate(getattr(piece, 'args', ())), *sorted({**read.globals, **read.nonlocals}.items())]
+    if inspect.isfunction(function):
+        read, code = inspect.getclosurevars(function), function.__code__
+        values += sorted({**read.globals, **read.nonlocals}.items())
+        values += enumerate([] if source else [code.co_code.hex(), *code.co_names, *code.co_consts])
     source += repr([(name, value) for name, value in values if isinstance(value, (int, float, str))])
     return {'name': name, 'module': module, 'sha256': hashlib.sha256(source.encode()).hexdigest()}
 

@@ -356,7 +356,7 @@ def open_train_split(run: Run, steered: Steering | None = None) -> data.Dataset:
     """The Dataset of the train split; raises BadInput when a changed path leads to other data than the run's."""
     dataset = open_split(run, 'train')
     changes = steering.changes(run.workdir, run.settings.recorded)
-    changed = [change for change in changes if change.kind == Kind.PATH and change.key != 'model.path']
+    changed = [change for change in changes if change.kind == Kind.PATH and change.key.startswith('data.')]
     if changed and not steering.are_same_data(run.settings.data.origins, dataset, run.workdir):
         steering.refuse(changed, run.workdir, steered)
     return dataset

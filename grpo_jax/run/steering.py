@@ -193,7 +193,7 @@ def check_programs(workdir: str, recorded: Mapping[str, Any], programs: Mapping[
     """Compares programs with those of the last start in workdir, where settings and environment are the same.
 
     recorded: the config; programs: Executables by name. Raises BadInput when the run has a user's pieces, since code
-    that they call may have changed; warns when it has none.
+    that they call may have changed; warns when it has none, or the clone of grpo_jax has edits.
     """
     path, environments = os.path.join(workdir, 'programs.json'), os.path.join(workdir, ENVIRONMENT)
     if not (os.path.exists(path) and os.path.exists(environments)) or changes(workdir, recorded):
@@ -204,7 +204,8 @@ def check_programs(workdir: str, recorded: Mapping[str, Any], programs: Mapping[
     if not differ or any(then.get(part) != now[part] for part in MACHINE):
         return
     text = f'differ from those of the last start in {workdir}, with the same settings, pieces, versions and machine'
-    if own := [piece for piece in recorded_pieces(workdir).values() if 'sha256' in piece]:
+    own = [piece for piece in recorded_pieces(workdir).values() if 'sha256' in piece]
+    if own and not now['code'].get('edited'):
         raise BadInput('programs', differ, f'{text}; bring back what {" and ".join(own)} calls, or use --branch=DIR')
     logger.warning('programs %s %s', ' and '.join(differ), text)
 
