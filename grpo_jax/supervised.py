@@ -82,8 +82,10 @@ def run(
     settings.log.tracking.check()
     with BackgroundCompiler() as compiler:
         learner = make_supervised_learner(opened)
-        compiler.add(learner.programs.values())
-        compiler.start()
+        finished = max(checkpoint.steps(workdir), default=0) >= settings.supervised.updates
+        if not finished:  # else its programs have nothing left to do
+            compiler.add(learner.programs.values())
+            compiler.start()
         train_split = train_split or open_train_split(opened, steered)
         dataset, completions = demonstrations.find(
             train_split, tokenizer, ('demonstration',), settings.sampling.max_tokens, settings.data.name
@@ -106,7 +108,7 @@ def run(
             return learner.initial(params)
 
         training = Training(train_split, dataset.examples, batch, learner, update, initial)
-        return make_trained(opened, 'cold start', training, compiler, on_step)
+        return make_trained(opened, 'cold start', training, None if finished else compiler, on_step)
 
 
 def make_supervised_learner(run: Run) -> Learner:

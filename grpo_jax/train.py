@@ -48,14 +48,14 @@ from grpo_jax.run.open import (
     barrier,
     make_run_learner,
     make_workdir,
+    open_changes,
     open_run,
     open_splits,
     open_state,
     refuse_fewer_steps,
 )
 from grpo_jax.run.rows import read_rows
-from grpo_jax.run.settings import Settings
-from grpo_jax.run.steering import Steering
+from grpo_jax.run.steering import Steering, check_programs
 from grpo_jax.sharding.compiled import BackgroundCompiler, Executable
 from grpo_jax.types import Experience, Rollout, TrainState
 
@@ -107,6 +107,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         refuse_fewer_steps(settings.steps, int(state.step))  # the config may ask for fewer than are done
         compiler.wait('what a step and an evaluation run')
+        check_programs(run.workdir, settings.recorded, programs)  # with the last start's, where all else is the same
         make_workdir(run, splits.train, int(state.step))  # config.json and all else, now that nothing can be refused
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
         renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # copies the policy by its checkpoint
@@ -210,12 +211,15 @@ def record_programs(workdir: str, programs: Mapping[str, Any], records: Mapping[
         json_file.write(os.path.join(workdir, name), content)
 
 
-def is_finished(config, workdir) -> bool:
-    """Returns whether workdir holds a finished run of exactly this config; raises BadInput when it has more steps."""
+def is_finished(config, workdir, algorithm=None) -> bool:
+    """Returns whether workdir holds a finished run of exactly this config; raises BadInput when it has more steps.
+
+    algorithm: as given to run.
+    """
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):
         return False
-    same = json_file.read(paths[0]) == Settings.from_config(config).recorded
+    same = not open_changes(config, workdir, algorithm)
     steps, evaluations = len(read_rows(paths[1])), read_rows(paths[2])
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')

@@ -1,7 +1,6 @@
 """Reads config.data, loads and tokenizes a data set's splits, and makes batches of prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
-import functools
 import importlib.util
 import inspect
 import logging
@@ -12,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from jaxtyping import Int
 import numpy as np
 
-from grpo_jax import ranges
+from grpo_jax import ranges, user_files
 from grpo_jax.data import origin
 from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, render_prompts
 from grpo_jax.data.records import Unanswered, drop_malformed, shorten
@@ -213,11 +212,6 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def is_file(name: str) -> bool:
-    """Whether a data set's name is the path of a user's Python file."""
-    return name.endswith('.py')
-
-
 def _import(name):
     """Imports a data set's module and returns it.
 
@@ -225,28 +219,19 @@ def _import(name):
     file, or if it has no function `examples`.
     """
     ranges.check_value('data.name', name, ranges.Text)
-    if is_file(name):
-        module = _import_file(os.path.abspath(name), os.stat(name).st_mtime_ns) if os.path.isfile(name) else None
+    if user_files.is_file(name):
+        module = user_files.import_file(name) if os.path.isfile(name) else None
     else:
         path = f'grpo_jax.data.{name}'
         exists = name.isidentifier() and importlib.util.find_spec(path)
         module = importlib.import_module(path) if exists else None
     if module is None:
-        place = 'file' if is_file(name) else 'file in grpo_jax/data'
+        place = 'file' if user_files.is_file(name) else 'file in grpo_jax/data'
         raise BadInput(
             'data.name', name, f'no such {place}; add one with examples(split, **options), or name FILE.py of yours'
         )
     if not hasattr(module, 'examples'):
         raise BadInput('data.name', name, 'has no examples(split, **options); add this function, or name a data set')
-    return module
-
-
-@functools.cache
-def _import_file(path, modified_ns):
-    """Imports a file and returns its module. modified_ns: its time, so that a changed file is imported anew."""
-    spec: Any = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix('.py'), path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     return module
 
 

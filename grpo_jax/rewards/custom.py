@@ -6,7 +6,6 @@ An error in the file becomes BadInput that names the file's line.
 from collections.abc import Callable, Iterator, Mapping, Set
 import contextlib
 import functools
-import importlib.util
 import inspect
 import math
 import os
@@ -14,7 +13,7 @@ import traceback
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_jax import PACKAGE
+from grpo_jax import PACKAGE, user_files
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards.binding import bind_names
 from grpo_jax.workers import Pool
@@ -212,10 +211,4 @@ def _describe(value):
     return f'a {type(value).__name__}'
 
 
-@functools.cache
-def _import(file):
-    """Imports a file, once in a process, and returns the module."""
-    spec: Any = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(file))[0], file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+_import = functools.cache(user_files.import_file)  # once in a process: an edit changes no run that goes on

@@ -6,6 +6,7 @@ anybody, so it is checked before it is used.
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -18,7 +19,9 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_dict
 
-from grpo_jax import PACKAGE, data, ranges, rewards
+from grpo_jax import PACKAGE, data, ranges, rewards, user_files
+from grpo_jax.algorithms import file_numbers
+from grpo_jax.algorithms.algorithm import MODULES
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, json_file
 from grpo_jax.run import steering
@@ -112,11 +115,17 @@ def call_function(path: str, name: str, *arguments: Any) -> Any:
 
 
 def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
-    """Adds overridden options of the chosen data set and rewards to a config, with their declared defaults.
+    """Adds overridden options of the chosen data set, rewards and pieces to a config, with their declared defaults.
 
     config: an unlocked ConfigDict; overrides: {dotted key: text} of the command line. When data.name is overridden,
     options that the new data set does not declare are dropped. Raises BadInput for a wrong reward.parts.
     """
+    section = config.algorithm
+    for key in (key for key in MODULES if overrides.get(f'algorithm.{key}')):
+        with contextlib.suppress(SyntaxError, ValueError, TypeError):  # which the flag's own parser reports
+            text = overrides[f'algorithm.{key}']
+            section[key] = ast.literal_eval(text or '') if key == 'regularizers' else text
+    section.update({number: default for number, default in file_numbers(section).items() if number not in section})
     default_name = config.data.name
     name = overrides.get('data.name') or default_name
     if name != default_name or any(key.startswith('data.options.') for key in overrides):
@@ -195,7 +204,7 @@ def code_files(config: Mapping[str, Any]) -> Iterator[str]:
         source = sources.pop()
         if not isinstance(source, dict):
             continue
-        if data.is_file(str(source.get('name'))):
+        if user_files.is_file(source.get('name')):
             yield source['name']
         options = source.get('options')
         nested = options.get('sources') if isinstance(options, dict) else None

@@ -75,11 +75,13 @@ def open_run(
     config, and the branch, see train.run. Raises BadInput when anything in the config cannot work.
     """
     steered = steered or Steering()
+    config = make_whole_config(config, algorithm)
     algorithm = make_algorithm(config, algorithm)
     if steered.branch:
         run = _open_branch(config, workdir, functions, steered)
     else:
         run = open_config(config, workdir, functions=functions, steered=steered)
+    steering.check(steering.piece_changes(run.workdir, algorithms.describe_pieces(algorithm)), run.workdir, steered)
     run = open_algorithm(run, algorithm)
     settings, model = run.settings, run.model
     if algorithm.needs_teacher:
@@ -233,6 +235,23 @@ def make_algorithm(config: Any, algorithm: Algorithm | None = None) -> Algorithm
     return algorithm._replace(**collected)
 
 
+def make_whole_config(config: Any, algorithm: Algorithm | None = None) -> Any:
+    """A copy of a config with all numbers of its pieces, or with the section algorithm of a given Algorithm."""
+    config = config.copy_and_resolve_references()
+    section = algorithms.to_section(algorithm) if algorithm else algorithms.file_numbers(config.algorithm)
+    with config.unlocked(), config.ignore_type():
+        config.algorithm.update({key: x for key, x in section.items() if algorithm or key not in config.algorithm})
+    return config
+
+
+def open_changes(config: Any, workdir: str, algorithm: Algorithm | None = None) -> list[steering.Change]:
+    """The Changes that a start in workdir would make to the run there; algorithm: as given to open_run."""
+    config = make_whole_config(config, algorithm)
+    described = algorithms.describe_pieces(make_algorithm(config, algorithm))
+    changes = steering.changes(workdir, Settings.from_config(config).recorded)
+    return [*changes, *steering.piece_changes(workdir, described)]
+
+
 def open_algorithm(run: Run, algorithm: Algorithm) -> Run:
     """The Run with an algorithm. Raises BadInput where they do not fit, and warns of doubtful settings."""
     settings, learning = run.settings, run.settings.learning
@@ -337,7 +356,7 @@ def open_train_split(run: Run, steered: Steering | None = None) -> data.Dataset:
     """The Dataset of the train split; raises BadInput when a changed path leads to other data than the run's."""
     dataset = open_split(run, 'train')
     changes = steering.changes(run.workdir, run.settings.recorded)
-    changed = [change for change in changes if change.kind == Kind.PATH and change.key != 'model.path']
+    changed = [change for change in changes if change.kind == Kind.PATH and change.key.startswith('data.')]
     if changed and not steering.are_same_data(run.settings.data.origins, dataset, run.workdir):
         steering.refuse(changed, run.workdir, steered)
     return dataset
@@ -501,7 +520,7 @@ def _flatten(tree, prefix):
 
 
 def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = '') -> None:
-    """Records a Run in its workdir: environment, the model's config and tokenizer, data.json, amendments, config.json.
+    """Records a Run in its workdir: environment, model's config and tokenizer, data, pieces, amendments, config.json.
 
     train: the split whose digest is recorded; step: from which the run goes on, for the events of amendments; folder:
     in the place of the workdir. Call it after all checks, so that a refused config changes nothing. config.json is
@@ -516,4 +535,6 @@ def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = 
             hf.copy_files(run.model.folder, os.path.join(workdir, 'model'))
     steering.record_origins(workdir, steering.add_digests(settings.data.origins, train, workdir))
     steering.record(workdir, step or 0, steering.changes(workdir, settings.recorded))
+    if run.algorithm is not None:
+        json_file.write(os.path.join(workdir, steering.PIECES), algorithms.describe_pieces(run.algorithm))
     json_file.write(os.path.join(workdir, 'config.json'), settings.recorded)

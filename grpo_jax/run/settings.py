@@ -3,6 +3,8 @@
 import json
 from typing import Annotated, Any, NamedTuple
 
+from ml_collections import ConfigDict
+
 from grpo_jax import ranges
 from grpo_jax.algorithms import Algorithm, default_numbers
 from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
@@ -155,6 +157,20 @@ def default_config() -> dict[str, Any]:
     """A config as nested dicts, with all keys and their defaults."""
     sections = ranges.to_section(Keys())
     return sections | {'algorithm': default_numbers() | sections['algorithm']}
+
+
+class Options(ConfigDict):
+    """A section to which keys can be added, that others declare; a run refuses a key that nobody declares."""
+
+    def lock(self):
+        """Does nothing."""
+        return self
+
+
+def lock(config: Any) -> Any:
+    """The config, in which a new key is an error, but for numbers of an algorithm's pieces in files."""
+    config.algorithm = Options(config.algorithm)
+    return config.lock()
 
 
 def kind_of(key: str) -> Kind:

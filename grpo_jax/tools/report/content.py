@@ -52,10 +52,11 @@ def facts(variant: Variant) -> Iterator[tuple[str, str]]:
     """Yields (name, value) of a variant's main settings: seeds, model, data, algorithm, devices, code."""
     run, seeds = variant.runs[0], [str(run.config.get('seed')) for run in variant.runs]
     yield 'seeds' if len(seeds) > 1 else 'seed', ', '.join(seeds)
-    for name, keys in FACTS.items():
+    own = {key: text for key, text in run.pieces.items() if 'sha256' in text}  # of the user's
+    for name, keys in (FACTS | {key.removeprefix('algorithm.'): (key,) for key in own}).items():
         values = []
         for key in keys:
-            value = steering.value_of(run.config, key)
+            value = own.get(key, steering.value_of(run.config, key))
             values.append(os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value)
         if text := ' '.join(str(value) for value in values if value not in (None, '')):
             yield name, text
