@@ -55,7 +55,7 @@ from grpo_jax.run.open import (
 )
 from grpo_jax.run.rows import read_rows
 from grpo_jax.run.settings import Settings
-from grpo_jax.run.steering import Steering
+from grpo_jax.run.steering import Steering, changes
 from grpo_jax.sharding.compiled import BackgroundCompiler, Executable
 from grpo_jax.types import Experience, Rollout, TrainState
 
@@ -214,7 +214,7 @@ def is_finished(config, workdir) -> bool:
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):
         return False
-    same = json_file.read(paths[0]) == Settings.from_config(config).recorded
+    same = not changes(workdir, Settings.from_config(config).recorded)
     steps, evaluations = len(read_rows(paths[1])), read_rows(paths[2])
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')

@@ -1,11 +1,12 @@
 """Compiles programs for absent devices, on all cores, and caches their sizes and texts in a folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
 import contextlib
 import gzip
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -17,10 +18,13 @@ import jax
 from grpo_jax.hosts.files import atomic_write
 from grpo_jax.run import console
 from grpo_jax.text import during
-from grpo_jax.tools.preflight import flops, hlo_collectives, products
+from grpo_jax.tools.preflight import flops, hlo_collectives, products, topology
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight.traffic import Traffic
 
+PACKAGES = ('jax', 'jaxlib', 'libtpu')
+# the CPU's compiler without optimization of machine code, which changes no buffer
+QUICK = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
 FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment variables that change the compiler's output
 
 
@@ -76,6 +80,8 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
     Programs are traced one after another, and each is compiled as soon as it is traced. Equal programs compile once.
     """
     devices, slices = plan.mesh.size, plan.slices
+    margin = topology.margin() if plan.on_gpus else 0.0
+    options = QUICK if margin else None
     compiled, results = {}, []
     pool = concurrent.futures.ThreadPoolExecutor(compiling.at_once)
     with during(f'compiling for {plan.topology}', even=False) as shown, contextlib.ExitStack() as stack:
@@ -86,7 +92,7 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
             lowered = traced.lower()
             key = cache_key(lowered.as_text(), plan.topology, slices)
             if key not in compiled:
-                compiled[key] = pool.submit(read_or_compile, key, lowered, compiling.cache)
+                compiled[key] = pool.submit(read_or_compile, key, lowered, compiling.cache, options)
             results.append((job, compiled[key], operations / devices, unknown))
         shown.total = len(compiled)
         for done, future in enumerate(concurrent.futures.as_completed(compiled.values()), 1):
@@ -96,6 +102,8 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
     every = []
     for job, future, operations, unknown in results:
         fields, text = future.result()
+        fields = fields | {'temporaries': round(fields['temporaries'] * (1 + margin))}
+        text = '' if plan.on_gpus else text  # the reader knows TPUs' texts alone
         moved = read_movement(text, devices, slices, job.text_trip_counts)
         every.append(Measured(**fields | moved | {'flops': operations, 'unknown': unknown + moved['unknown']}))
     return every
@@ -103,30 +111,38 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
 
 def cache_key(text: str, topology: str, slices: int) -> str:
     """Returns a program's name in the cache: a hash of everything that the compiled program depends on."""
-    versions = [importlib.metadata.version(name) for name in ('jax', 'jaxlib', 'libtpu')]
-    parts = [text, topology, slices, versions, [os.environ.get(name, '') for name in FLAGS]]
+    versions = [importlib.metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)]
+    parts = [text, topology, slices, versions, jax.default_backend()]
+    parts += [os.environ.get(name, '') for name in FLAGS]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def read_or_compile(key: str, lowered: jax.stages.Lowered, cache: str) -> tuple[dict[str, Any], str]:
+def read_or_compile(
+    key: str, lowered: jax.stages.Lowered, cache: str, options: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], str]:
     """Returns compile_and_measure's values from the cache; when they are not there, compiles and adds them."""
     path = os.path.join(cache, f'{key}.json.gz')
     if os.path.exists(path):
         with gzip.open(path, 'rt', encoding='utf8') as file:
             fields, text = json.load(file)
         return fields | {'cached': True}, text
-    fields, text = compile_and_measure(lowered)
+    fields, text = compile_and_measure(lowered, options)
     os.makedirs(cache, exist_ok=True)
     with atomic_write(path, 'wb') as file:
         file.write(gzip.compress(json.dumps((fields, text)).encode()))
     return fields | {'cached': False}, text
 
 
-def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
-    """Returns (seconds and bytes, fields of Measured; compiled text, '' when the program does not fit the device)."""
+def compile_and_measure(
+    lowered: jax.stages.Lowered, options: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], str]:
+    """Returns (seconds and bytes, fields of Measured; compiled text, '' when the program does not fit the device).
+
+    options: of the compiler, beside the program's own.
+    """
     started = time.monotonic()
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(dict(options) if options else None)
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error) or 'hbm' not in str(error).lower():
             raise
