@@ -151,7 +151,7 @@ def _is_begun(workdir):
 def open_mesh(
     settings: Settings, model_config: transformer.ModelConfig, workdir: str, head: bool = False
 ) -> Settings:
-    """The Settings with the mesh of the run, which is chosen where mesh.data is 0; prints it, and what it leaves idle.
+    """The Settings with the run's mesh, which is chosen where mesh.data is 0; prints it, and which devices are idle.
 
     A run goes on with the mesh in its config.json while there are as many devices, unless config.mesh has an axis above
     1. Where no mesh over all devices divides the batch, one process takes as many devices as it can. head: as in
@@ -164,7 +164,7 @@ def open_mesh(
         if used < count:
             logger.warning('mesh: %d of %d devices; with mesh.data=0 the others are not idle', used, count)
         return settings
-    fits = make_mesh_check(dealt, list_tables(settings, model_config))
+    fits = make_mesh_check(dealt, list_tables(model_config, settings.model.lora, settings.teacher.path))
     recorded, how = steering.recorded_mesh(workdir), 'chosen'
     if used == 1 and recorded and math.prod(recorded.values()) == count and fits(recorded):
         sizes, how = recorded, f'as recorded in {workdir}'
@@ -172,7 +172,8 @@ def open_mesh(
         counts, slices = meshes.usable_counts(devices), meshes.count_slices(devices)
         sizes = meshes.choose(section, model_config, counts, slices, fits)
     if idle := count - math.prod(sizes.values()):
-        (whole, *_) = meshes.list_meshes(section, model_config, count) or [sizes]
+        # what the first mesh over all devices lacks
+        whole = next(iter(meshes.list_meshes(section, model_config, count)), sizes)
         shards = math.prod(whole[axis] for axis in ROW_AXES)
         wrong = ' and '.join(f'{name} = {number}' for name, number in dealt.items() if number % shards)
         how += f'; {idle} are idle' + (f': make {wrong} a multiple of {shards} to use them' if wrong else '')
@@ -181,15 +182,12 @@ def open_mesh(
     return settings.with_mesh(sizes)
 
 
-def list_tables(settings: Settings, model_config: transformer.ModelConfig, teacher: str = '') -> list[Any]:
-    """The parameter tables of a run's models: the policy's, and the teacher's where its folder is here.
-
-    teacher: its folder, in the place of config.teacher.path.
-    """
-    tables, folder = [lora.policy_table(model_config, settings.model.lora)], teacher or settings.teacher.path
-    if os.path.isdir(folder):
+def list_tables(model_config: transformer.ModelConfig, adapters: lora.LoraOptions, teacher: str) -> list[Any]:
+    """The parameter tables of a policy with these adapters and of the model in the folder `teacher`, if it is here."""
+    tables = [lora.policy_table(model_config, adapters)]
+    if os.path.isdir(teacher):
         with contextlib.suppress(BadInput):  # refused where the teacher is needed
-            tables.append(transformer.param_table(families.load_config(folder)))
+            tables.append(transformer.param_table(families.load_config(teacher)))
     return tables
 
 

@@ -15,6 +15,8 @@ import sys
 # before jax is imported; see grpo_jax.tools.preflight.topology
 ON_GPU = os.environ.get('JAX_PLATFORMS') == 'cuda' and any(word.startswith('--topology=gpu:') for word in sys.argv)
 os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
+for name in ('TPU_STDERR_LOG_LEVEL', 'TPU_MIN_LOG_LEVEL', 'TF_CPP_MIN_LOG_LEVEL'):  # libtpu warns of machines, not of runs
+    os.environ.setdefault(name, '3')
 os.environ |= {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false', 'JAX_PLATFORMS': 'cuda' if ON_GPU else 'cpu'}
 
 from collections.abc import Sequence

@@ -192,7 +192,7 @@ def make_planned_mesh(settings: Settings, model_config: Any, name: str, count: i
     """
     section = settings.mesh
     teacher = settings.teacher.path and find_model(settings.teacher.path)
-    fits = make_mesh_check(settings.dealt(), list_tables(settings, model_config, teacher))
+    fits = make_mesh_check(settings.dealt(), list_tables(model_config, settings.model.lora, teacher))
     sizes = meshes.sizes_of(section)
     if not section.get('data', 1):
         sizes = meshes.choose(section, model_config, [count], slices, fits)
