@@ -148,9 +148,7 @@ def _is_begun(workdir):
     return os.path.isfile(os.path.join(workdir, 'config.json'))
 
 
-def open_mesh(
-    settings: Settings, model_config: transformer.ModelConfig, workdir: str, head: bool = False
-) -> Settings:
+def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir: str, head: bool = False) -> Settings:
     """The Settings with the run's mesh, which is chosen where mesh.data is 0; prints it, and which devices are idle.
 
     A run goes on with the mesh in its config.json while there are as many devices, unless config.mesh has an axis above

@@ -17,8 +17,8 @@ from grpo_jax.ranges import Count, Natural
 class Axes(NamedTuple):
     """config.mesh: how many devices lie along each axis."""
 
-    # 0: the devices that the other axes leave; with these at 1, all axes are chosen for the model and the batch. Above 0:
-    # devices that rows are dealt to, each with all weights; 1: not cut
+    # 0: the devices that the other axes leave; with these at 1, all axes are chosen for the model and the batch; above
+    # 0: devices that rows are dealt to, each with all weights; 1: not cut
     data: Natural = 0
     fsdp: Count = 1  # devices that rows are dealt to, each with a share of the weights; 1: not cut
     context: Count = 1  # devices that the columns of a row are dealt to; 1: not cut

@@ -56,9 +56,7 @@ def check_machine(experiment: str, settings: Mapping[str, Any] | None = None) ->
     devices = jax.devices()
     kind, count = devices[0].device_kind, len(devices)
     if devices[0].platform == 'cpu':
-        print(
-            f'CPU, {os.cpu_count()} cores: small models only. Preflight plans TPUs and GPUs, so nothing is checked here.'
-        )
+        print(f'CPU, {os.cpu_count()} cores: small models only. Preflight plans TPUs and GPUs, so nothing is checked.')
     elif name := gpu_topology(devices) if devices[0].platform == 'gpu' else topology(kind, count):
         print(f'{count} x {kind}, {name}')
         print(preflight(experiment, name, settings)[1])

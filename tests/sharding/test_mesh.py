@@ -11,6 +11,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.run import steering
 from grpo_jax.run.open import open_config, open_run
 from grpo_jax.run.steering import Steering
+from grpo_jax.sharding import chips
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.tools.preflight import plan, topology
 from tests import tiny_run
@@ -65,6 +66,7 @@ def test_one_device_is_never_refused_for_its_batch(here, tmp_path):
 
 def test_training_takes_the_mesh_that_preflight_names(here, tmp_path, monkeypatch):
     monkeypatch.setattr(topology, 'devices', lambda name, slices=1: jax.devices())
+    monkeypatch.setattr(chips, 'lookup', lambda kind: chips.TPUS['v5e'])
     for prompts in (8, 16, 24):
         config = tiny_run.config(data__prompts_per_step=prompts)
         named = plan.make(config, 'v5e:2x4').mesh
@@ -89,6 +91,7 @@ def test_the_mesh_is_said_and_idle_devices_with_what_would_use_them(here, tmp_pa
     opened(tmp_path, mesh__data=2)
     assert 'mesh: 2 of 8 devices; with mesh.data=0 the others are not idle' in caplog.text
     here(1)
+    capsys.readouterr()
     opened(tmp_path)
     assert 'mesh' not in capsys.readouterr().err
 
@@ -145,5 +148,6 @@ def test_a_run_of_many_devices_is_evaluated_on_few(here, tmp_path):
 def test_a_reward_model_is_trained_on_the_devices_that_its_labels_allow(here, tmp_path):
     config = arithmetic_reward.get_config()
     config.supervised.batch, config.data.prompts_per_step = 12, 16
+    config.model.path, config.model.random_init = 'configs/models/characters', True
     assert open_config(config, str(tmp_path), head=True).mesh.size == 6
     assert open_config(config, str(tmp_path)).mesh.size == 4

@@ -13,11 +13,15 @@ import os
 import sys
 
 # before jax is imported; see grpo_jax.tools.preflight.topology
-ON_GPU = os.environ.get('JAX_PLATFORMS') == 'cuda' and any(word.startswith('--topology=gpu:') for word in sys.argv)
 os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
-for name in ('TPU_STDERR_LOG_LEVEL', 'TPU_MIN_LOG_LEVEL', 'TF_CPP_MIN_LOG_LEVEL'):  # libtpu warns of machines, not of runs
-    os.environ.setdefault(name, '3')
-os.environ |= {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false', 'JAX_PLATFORMS': 'cuda' if ON_GPU else 'cpu'}
+os.environ |= {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_ACCELERATOR_TYPE': 'v5litepod-4'}
+os.environ |= {
+    'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
+    # a GPU that is here compiles for GPUs where the user asks for it
+    'JAX_PLATFORMS': 'cuda'
+    if os.environ.get('JAX_PLATFORMS') == 'cuda' and any(word.startswith('--topology=gpu:') for word in sys.argv)
+    else 'cpu',
+}
 
 from collections.abc import Sequence
 import json
@@ -121,7 +125,7 @@ def main() -> None:
         raise BadInput('--scale', values.scale, 'must be numbers of chips; write them like 8,16,64') from None
     # jax cannot read programs for absent devices back from its cache; this command keeps its own cache
     jax.config.update('jax_enable_compilation_cache', False)
-    if (gpus := topology.count_gpus(values.topology)) and not ON_GPU:
+    if (gpus := topology.count_gpus(values.topology)) and os.environ['JAX_PLATFORMS'] == 'cpu':
         jax.config.update('jax_num_cpu_devices', gpus)
         topology.stand_in()
     if gpus and (values.search or sizes or values.slices > 1):

@@ -18,6 +18,7 @@ from grpo_jax.learner import packing
 from grpo_jax.learner.experience import abstract_history
 from grpo_jax.learner.programs import Learner
 from grpo_jax.models import hf, lora, transformer
+from grpo_jax.models.cache import ByLayer
 from grpo_jax.models.hf import families
 from grpo_jax.run.open import (
     Model,
@@ -328,8 +329,9 @@ def sampler_jobs(engine, phase, state, params):
         elif key.kind == 'decode':
             segments = math.ceil(sum(engine.schedule.chunks) / engine.schedule.segment)
             runs = times * segments if cache_bytes[key] == sizes['cache'] else 0
-            cache = batches_of[key].cache  # kernels have no loops over the cache's blocks
-            blocks = () if cache.prompt.flat else tuple(chunk.k.shape[1] for chunk in (cache.prompt, *cache.chunks))
+            cache: Any = batches_of[key].cache
+            loops = not (cache.prompt.flat or isinstance(cache.prompt, ByLayer))  # over the cache's blocks
+            blocks = tuple(chunk.k.shape[1] for chunk in (cache.prompt, *cache.chunks)) if loops else ()
             trip_counts = (engine.schedule.segment, *blocks)
         elif key.kind != 'resume':  # these read live buffers alone
             alive, arguments = state + sum(sizes.values()), False

@@ -186,13 +186,13 @@ def summary(verdict: Verdict) -> list[str]:
         first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB needed, {memory:.2f} available'
     lines = [
         first,
-        f'room, estimated and not compiled: for data.prompts_per_step={prompts} with microbatches as large as now, or for '
-        f'{rows} rows of a microbatch on a chip (now {plan.microbatch()[0]})',
+        f'room, estimated and not compiled: for data.prompts_per_step={prompts} with microbatches as large as now, '
+        f'or for {rows} rows of a microbatch on a chip (now {plan.microbatch()[0]})',
     ]
     if plan.on_gpus:
         lines.append(
-            f'compiled for a {plan.mesh.devices.flat[0].platform}, with {topology.margin():.0%} more temporaries than its '
-            f'compiler counts; jax takes {topology.taken():.0%} of a GPU, which {topology.FRACTION} changes'
+            f'compiled for a {plan.mesh.devices.flat[0].platform}, with {topology.margin():.0%} more temporaries than '
+            f'its compiler counts; jax takes {topology.taken():.0%} of a GPU, which {topology.FRACTION} changes'
         )
     waiting = compiled.host_bytes(plan.learner.state)
     if waiting:
@@ -204,8 +204,11 @@ def summary(verdict: Verdict) -> list[str]:
         where = "wait in the hosts' memory but for its turn" if waits else 'lie there all the time'
         lines.append(f"{plan.teacher_bytes / GIB:.2f} GiB of a chip are the teacher's weights, which {where}")
     if verdict.fits and plan.on_gpus:
-        seconds = f'{verdict.bounds["products"]:.2f} s of a step at the peak' if plan.chip.flops else 'a time unknown here'
-        lines.append(f'matrix products alone take {seconds}; reads, writes and sends are not counted on GPUs')
+        if plan.chip.flops:
+            lines.append(
+                f'least time of the matrix products of a step: {verdict.bounds["products"]:.2f} s; the time of reads, '
+                'writes and sends is not known of GPUs'
+            )
     elif verdict.fits:
         shapes = plan.shapes
         tokens = shapes.prompts * shapes.group_size * shapes.tokens

@@ -4,6 +4,8 @@ Absent TPUs need libtpu, and in the environment before jax is imported:
 
     TPU_SKIP_MDS_QUERY=1            libtpu does not look for the metadata server of a TPU machine
     ALLOW_MULTIPLE_LIBTPU_LOAD=1    a lock on libtpu, of another process or left behind, does not abort this one
+    TPU_WORKER_HOSTNAMES=localhost  libtpu does not warn of the machine; with any accelerator type, the programs for all
+    TPU_ACCELERATOR_TYPE=v5litepod-4    topologies are the same
 
 and on a machine without accelerators JAX_PLATFORMS=cpu. Programs for such devices cannot run; their memory_analysis()
 and as_text() are those of the real device. For absent GPUs the CPU's devices stand in, as `stand_in` says.
@@ -79,7 +81,9 @@ def find_gpu(name: str) -> Chip | None:
     if known is None:
         choices = ', '.join(f'gpu:{kind}' for kind in GPUS)
         raise BadInput(
-            '--topology', name, f'is no GPU; choose {choices}, or the GiB of one like gpu:24, for several like gpu:h100x8'
+            '--topology',
+            name,
+            f'is no GPU; choose {choices}, or the GiB of one like gpu:24, for several like gpu:h100x8',
         )
     return known._replace(memory=known.memory * taken())
 
@@ -110,7 +114,8 @@ def name_gpus(kind: str, count: int, memory: float) -> str:
 
 def stand_in() -> None:
     """Makes this process's CPU choose the sizes of packed rows, caches and segments that a GPU chooses."""
-    for table in (packing.BLOCK, packing.ENOUGH, programs.BLOCK, programs.SEGMENT, programs.HALVINGS, programs.BY_LAYER):
+    tables: Any = packing.BLOCK, packing.ENOUGH, programs.BLOCK, programs.SEGMENT, programs.HALVINGS, programs.BY_LAYER
+    for table in tables:
         table['cpu'] = table['gpu']
 
 
@@ -132,7 +137,7 @@ def devices(name: str, slices: int = 1) -> Sequence[Any]:
         raise BadInput(
             '--topology',
             name,
-            f'is no slice that libtpu knows ({str(error).splitlines()[0]}); name one, like v5e:4x4, v5litepod-16 or v5p-8',
+            f'is no slice that libtpu knows ({str(error).splitlines()[0]}); name one, like v5e:4x4 or v5p-8',
         ) from None
 
 
