@@ -123,8 +123,9 @@ def rollouts(model_config, params, case, experience, repeats):
 def memory(model_config, case):
     """Prints the temporaries of each update as preflight counts them for a GPU, with its margin and without."""
     for name, way in WAYS.items():
-        learner = build_learner(model_config, case, **dict(chunk=0, dtype='bfloat16', remat='full') | way)
-        fields, _ = compiler.compile_and_measure(learner.update.traced.lower(), compiler.QUICK)
+        way = dict(chunk=0, dtype='float16', remat='full', attention='splash') | way
+        learner = build_learner(model_config, case, **way)
+        fields, _ = compiler.compile_and_measure(learner.update.traced.lower())
         gib = fields['temporaries'] / 2**30
         print(
             f'  update, {name}: temporaries {gib:.2f} GiB, with the margin {gib * (1 + topology.MARGIN):.2f}, '

@@ -162,13 +162,15 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
         if used < count:
             logger.warning('mesh: %d of %d devices; with mesh.data=0 the others are not idle', used, count)
         return settings
-    fits = make_mesh_check(dealt, list_tables(model_config, settings.model.lora, settings.teacher.path))
+    fits = make_mesh_check(model_config, settings.model.lora, settings.teacher.path, dealt)
     recorded, how = steering.recorded_mesh(workdir), 'chosen'
     if used == 1 and recorded and math.prod(recorded.values()) == count and fits(recorded):
         sizes, how = recorded, f'as recorded in {workdir}'
     else:
-        counts, slices = meshes.usable_counts(devices), meshes.count_slices(devices)
-        sizes = meshes.choose(section, model_config, counts, slices, fits)
+        counts = range(count, 0, -1) if jax.process_count() == 1 else [count]
+        if devices[0].platform == 'tpu':  # the first n devices are a block of the slice where n divides the count
+            counts = [n for n in counts if count % n == 0]
+        sizes = meshes.choose(section, model_config, counts, meshes.count_slices(devices), fits)
     if idle := count - math.prod(sizes.values()):
         # what the first mesh over all devices lacks
         whole = next(iter(meshes.list_meshes(section, model_config, count)), sizes)
@@ -176,21 +178,21 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
         wrong = ' and '.join(f'{name} = {number}' for name, number in dealt.items() if number % shards)
         how += f'; {idle} are idle' + (f': make {wrong} a multiple of {shards} to use them' if wrong else '')
     if count > 1 and processes.speaks():
-        console.console.print(f'mesh: {meshes.describe(sizes)} of {count} devices, {how}')
+        axes = ' x '.join(f'{axis} {size}' for axis, size in sizes.items() if size > 1)
+        console.console.print(f'mesh: {axes or "one"} of {count} devices, {how}')
     return settings.with_mesh(sizes)
 
 
-def list_tables(model_config: transformer.ModelConfig, adapters: lora.LoraOptions, teacher: str) -> list[Any]:
-    """The parameter tables of a policy with these adapters and of the model in the folder `teacher`, if it is here."""
+def make_mesh_check(
+    model_config: transformer.ModelConfig, adapters: lora.LoraOptions, teacher: str, dealt: Mapping[str, int]
+) -> Callable[[Mapping[str, int]], bool]:
+    """Returns fits({axis: size}): whether a mesh divides the matrices of policy and teacher, and each count of `dealt`.
+
+    teacher: its folder; a teacher that is not here counts as none.
+    """
     tables = [lora.policy_table(model_config, adapters)]
     if os.path.isdir(teacher):
-        with contextlib.suppress(BadInput):  # refused where the teacher is needed
-            tables.append(transformer.param_table(families.load_config(teacher)))
-    return tables
-
-
-def make_mesh_check(dealt: Mapping[str, int], tables: Sequence[Any]) -> Callable[[Mapping[str, int]], bool]:
-    """Returns fits({axis: size}): whether a mesh divides every matrix of the tables, and every count of `dealt`."""
+        tables.append(transformer.param_table(families.load_config(teacher)))
 
     def fits(sizes):
         shards = math.prod(sizes[axis] for axis in ROW_AXES)

@@ -49,25 +49,9 @@ def sizes_of(section: Any) -> dict[str, int]:
     return {axis: section.get(axis, 1) or 1 for axis in AXES}
 
 
-def describe(sizes: Mapping[str, int]) -> str:
-    """The axes above 1 in words, like 'data 2 x fsdp 4'."""
-    return ' x '.join(f'{axis} {size}' for axis, size in sizes.items() if size > 1) or 'one device'
-
-
 def count_slices(devices: Sequence[Any]) -> int:
     """How many TPU slices the devices lie on; 1 for other devices."""
     return len({device.slice_index for device in devices}) if devices[0].platform == 'tpu' else 1
-
-
-def usable_counts(devices: Sequence[Any]) -> list[int]:
-    """How many of the devices a mesh may have, the most first: all of them, and in one process fewer too.
-
-    The first n devices of a TPU slice are a block of it where n divides the number of all.
-    """
-    most = len(devices)
-    if jax.process_count() > 1:
-        return [most]
-    return [n for n in range(most, 0, -1) if devices[0].platform != 'tpu' or most % n == 0]
 
 
 def list_meshes(section: Any, model_config: Any, count: int, slices: int = 1) -> list[dict[str, int]]:

@@ -1,6 +1,6 @@
 """Compiles programs for absent devices, on all cores, and caches their sizes and texts in a folder."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import concurrent.futures
 import contextlib
 import gzip
@@ -23,8 +23,6 @@ from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight.traffic import Traffic
 
 PACKAGES = ('jax', 'jaxlib', 'libtpu')
-# the CPU's compiler without optimization of machine code, which changes no buffer
-QUICK = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
 FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment variables that change the compiler's output
 
 
@@ -81,7 +79,6 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
     """
     devices, slices = plan.mesh.size, plan.slices
     margin = topology.margin() if plan.on_gpus else 0.0
-    options = QUICK if margin else None
     compiled, results = {}, []
     pool = concurrent.futures.ThreadPoolExecutor(compiling.at_once)
     with during(f'compiling for {plan.topology}', even=False) as shown, contextlib.ExitStack() as stack:
@@ -92,7 +89,7 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
             lowered = traced.lower()
             key = cache_key(lowered.as_text(), plan.topology, slices)
             if key not in compiled:
-                compiled[key] = pool.submit(read_or_compile, key, lowered, compiling.cache, options)
+                compiled[key] = pool.submit(read_or_compile, key, lowered, compiling.cache)
             results.append((job, compiled[key], operations / devices, unknown))
         shown.total = len(compiled)
         for done, future in enumerate(concurrent.futures.as_completed(compiled.values()), 1):
@@ -117,32 +114,25 @@ def cache_key(text: str, topology: str, slices: int) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def read_or_compile(
-    key: str, lowered: jax.stages.Lowered, cache: str, options: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], str]:
+def read_or_compile(key: str, lowered: jax.stages.Lowered, cache: str) -> tuple[dict[str, Any], str]:
     """Returns compile_and_measure's values from the cache; when they are not there, compiles and adds them."""
     path = os.path.join(cache, f'{key}.json.gz')
     if os.path.exists(path):
         with gzip.open(path, 'rt', encoding='utf8') as file:
             fields, text = json.load(file)
         return fields | {'cached': True}, text
-    fields, text = compile_and_measure(lowered, options)
+    fields, text = compile_and_measure(lowered)
     os.makedirs(cache, exist_ok=True)
     with atomic_write(path, 'wb') as file:
         file.write(gzip.compress(json.dumps((fields, text)).encode()))
     return fields | {'cached': False}, text
 
 
-def compile_and_measure(
-    lowered: jax.stages.Lowered, options: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], str]:
-    """Returns (seconds and bytes, fields of Measured; compiled text, '' when the program does not fit the device).
-
-    options: of the compiler, beside the program's own.
-    """
+def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
+    """Returns (seconds and bytes, fields of Measured; compiled text, '' when the program does not fit the device)."""
     started = time.monotonic()
     try:
-        compiled = lowered.compile(dict(options) if options else None)
+        compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error) or 'hbm' not in str(error).lower():
             raise

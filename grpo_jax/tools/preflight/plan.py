@@ -18,13 +18,11 @@ from grpo_jax.learner import packing
 from grpo_jax.learner.experience import abstract_history
 from grpo_jax.learner.programs import Learner
 from grpo_jax.models import hf, lora, transformer
-from grpo_jax.models.cache import ByLayer
 from grpo_jax.models.hf import families
 from grpo_jax.run.open import (
     Model,
     Run,
     check_context,
-    list_tables,
     make_algorithm,
     make_mesh_check,
     make_run_learner,
@@ -159,6 +157,8 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     chosen = set(settings.mesh.values()) == {0, 1}
     settings = make_planned_mesh(settings, model_config, name, len(topology.devices(name, slices)), slices)
     config, mesh = settings.config, topology.mesh(name, settings.mesh, slices)
+    if topology.find_gpu(name) and mesh.devices.flat[0].platform == 'cpu':
+        settings = make_stand_in(settings, name)
     chip = topology.find_gpu(name) or chips.lookup(mesh.devices.flat[0].device_kind)
     if chip is None:
         raise BadInput(
@@ -186,6 +186,28 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     return dataclasses.replace(plan, teacher=program, teacher_bytes=compiled.device_bytes(weights))
 
 
+def make_stand_in(settings: Settings, name: str) -> Settings:
+    """Returns the Settings with which a CPU keeps as many bytes as the GPU `name`.
+
+    The CPU multiplies float16 as it is, and bfloat16 in float32, as a T4 does. Its learner's attention writes scores to
+    memory where the GPU's does.
+    """
+    t4 = name.startswith('gpu:t4')
+
+    def with_half(options):
+        return options._replace(dtype='float16') if options.dtype == 'bfloat16' and not t4 else options
+
+    learning = settings.learning
+    if learning.attention == 'auto':
+        learning = learning._replace(attention='xla' if t4 else 'splash')  # cuDNN's kernels, like these, write none
+    return settings._replace(
+        model=with_half(settings.model),
+        sampling=with_half(settings.sampling),
+        teacher=with_half(settings.teacher),
+        learning=with_half(learning),
+    )
+
+
 def make_planned_mesh(settings: Settings, model_config: Any, name: str, count: int, slices: int) -> Settings:
     """Returns the Settings with a mesh of `count` devices, which is chosen as training chooses it where mesh.data is 0.
 
@@ -193,7 +215,7 @@ def make_planned_mesh(settings: Settings, model_config: Any, name: str, count: i
     """
     section = settings.mesh
     teacher = settings.teacher.path and find_model(settings.teacher.path)
-    fits = make_mesh_check(settings.dealt(), list_tables(model_config, settings.model.lora, teacher))
+    fits = make_mesh_check(model_config, settings.model.lora, teacher, settings.dealt())
     sizes = meshes.sizes_of(section)
     if not section.get('data', 1):
         sizes = meshes.choose(section, model_config, [count], slices, fits)
@@ -329,8 +351,8 @@ def sampler_jobs(engine, phase, state, params):
         elif key.kind == 'decode':
             segments = math.ceil(sum(engine.schedule.chunks) / engine.schedule.segment)
             runs = times * segments if cache_bytes[key] == sizes['cache'] else 0
-            cache: Any = batches_of[key].cache
-            loops = not (cache.prompt.flat or isinstance(cache.prompt, ByLayer))  # over the cache's blocks
+            cache = batches_of[key].cache
+            loops = not (spec.cache_format.flat or spec.cache_format.by_layer)  # over the cache's blocks
             blocks = tuple(chunk.k.shape[1] for chunk in (cache.prompt, *cache.chunks)) if loops else ()
             trip_counts = (engine.schedule.segment, *blocks)
         elif key.kind != 'resume':  # these read live buffers alone
