@@ -37,6 +37,7 @@ from grpo_jax.run.rows import json_float
 from grpo_jax.sampler import programs
 from grpo_jax.sampler.engine import Engine
 from grpo_jax.sharding import batches
+from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.text import columns, during, shorten
 from grpo_jax.types import Prompts, Rollout
@@ -253,12 +254,13 @@ def _cells(summary, name, digits=3):
 
 
 def open_recorded(workdir: str, trust: bool = False, functions: Mapping | None = None) -> Run:
-    """Opens the Run of a workdir from its recorded config.
+    """Opens the Run of a workdir from its recorded config, on its mesh or, with more or fewer devices, on a chosen one.
 
     trust: whether the code files that the config names may run; functions: as given to train.run. Raises BadInput when
     the config names code and trust is False.
     """
     config = config_file.read_recorded(workdir, trust)
+    config.mesh = meshes.Axes()._asdict()
     return open_config(config, workdir, folder=files.path_inside(workdir, 'model'), functions=functions)
 
 

@@ -4,10 +4,12 @@ The parts are its data sets, sampler, learner, weights and state. Only functions
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
 import dataclasses
 import filecmp
 import glob
 import logging
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -35,6 +37,7 @@ from grpo_jax.sampler.engine import Engine, make_sampler
 from grpo_jax.sharding import compiled, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.batches import Shapes
+from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.text import during
 from grpo_jax.types import TrainState
 
@@ -129,6 +132,7 @@ def open_config(
     check_context(settings.data.max_prompt_tokens + settings.sampling.max_tokens, folder)
     if reads_weights:
         hf.check_weights(hf.find(settings.model.path) if begun else folder, model.config, head)
+    settings = open_mesh(settings, model.config, workdir, head)
     mesh = meshes.make(settings.mesh)
     specs.params(lora.policy_table(model.config, settings.model.lora), mesh)  # raises where an axis does not divide
     if settings.model.lora.path and not (saved or (steered and steered.branch)):  # else a checkpoint has the adapters
@@ -144,6 +148,63 @@ def open_config(
 def _is_begun(workdir):
     """Whether a workdir holds a run: config.json is written last."""
     return os.path.isfile(os.path.join(workdir, 'config.json'))
+
+
+def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir: str, head: bool = False) -> Settings:
+    """The Settings with the run's mesh, which is chosen where mesh.data is 0; prints it, and which devices are idle.
+
+    A run goes on with the mesh in its config.json while there are as many devices, unless config.mesh has an axis above
+    1. Where no mesh over all devices divides the batch, one process takes as many devices as it can. head: as in
+    open_config.
+    """
+    section, devices = settings.mesh, meshes.devices_here()
+    sizes, count, dealt = meshes.sizes_of(section), len(devices), settings.dealt(labels=head)
+    used = math.prod(sizes.values())
+    if section.get('data', 1):
+        if used < count:
+            logger.warning('mesh: %d of %d devices; with mesh.data=0 the others are not idle', used, count)
+        return settings
+    fits = make_mesh_check(model_config, settings.model.lora, settings.teacher.path, dealt)
+    recorded, how = steering.recorded_mesh(workdir), 'chosen'
+    if used == 1 and recorded and math.prod(recorded.values()) == count and fits(recorded):
+        sizes, how = recorded, f'as recorded in {workdir}'
+    else:
+        counts = range(count, 0, -1) if jax.process_count() == 1 else [count]
+        if devices[0].platform == 'tpu':  # the first n devices are a block of the slice where n divides the count
+            counts = [n for n in counts if count % n == 0]
+        sizes = meshes.choose(section, model_config, counts, meshes.count_slices(devices), fits)
+    if idle := count - math.prod(sizes.values()):
+        # what the first mesh over all devices lacks
+        whole = next(iter(meshes.list_meshes(section, model_config, count)), sizes)
+        shards = math.prod(whole[axis] for axis in ROW_AXES)
+        wrong = ' and '.join(f'{name} = {number}' for name, number in dealt.items() if number % shards)
+        how += f'; {idle} are idle' + (f': make {wrong} a multiple of {shards} to use them' if wrong else '')
+    if count > 1 and processes.speaks():
+        axes = ' x '.join(f'{axis} {size}' for axis, size in sizes.items() if size > 1)
+        console.console.print(f'mesh: {axes or "one"} of {count} devices, {how}')
+    return settings.with_mesh(sizes)
+
+
+def make_mesh_check(
+    model_config: transformer.ModelConfig, adapters: lora.LoraOptions, teacher: str, dealt: Mapping[str, int]
+) -> Callable[[Mapping[str, int]], bool]:
+    """Returns fits({axis: size}): whether a mesh divides the matrices of policy and teacher, and each count of `dealt`.
+
+    teacher: its folder; a teacher that is not here counts as none.
+    """
+    tables = [lora.policy_table(model_config, adapters)]
+    if os.path.isdir(teacher):
+        tables.append(transformer.param_table(families.load_config(teacher)))
+
+    def fits(sizes):
+        shards = math.prod(sizes[axis] for axis in ROW_AXES)
+        with contextlib.suppress(BadInput):  # an axis does not divide a matrix
+            for table in tables:
+                specs.params(table, jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes)))
+            return all(count % shards == 0 for count in dealt.values())
+        return False
+
+    return fits
 
 
 def check_context(columns: int, folder: str) -> None:

@@ -1,5 +1,6 @@
 """A config as typed values. Each package reads its own section; sections that belong to no package are read here."""
 
+from collections.abc import Mapping
 import json
 from typing import Annotated, Any, NamedTuple
 
@@ -214,7 +215,7 @@ class Settings(NamedTuple):
     checkpoint: CheckpointOptions
     log: LogOptions
     diagnose: DiagnoseOptions
-    mesh: Any  # config.mesh: devices along each axis
+    mesh: Any  # config.mesh: devices along each axis; an opened Run's has no 0
     config: Any  # the ConfigDict, to be recorded
 
     @property
@@ -238,6 +239,25 @@ class Settings(NamedTuple):
         elif self.collection.allocation != 'equal':
             size = self.collection.allocation_unit
         return self.shapes(self.data.prompts_per_step * self.group_size // size, size)
+
+    def dealt(self, labels: bool = False) -> dict[str, int]:
+        """{name: count} of the prompts and rows that are dealt to devices, whose number each must divide.
+
+        labels: whether a reward model is trained on labels, and no policy.
+        """
+        batch, learning = self.supervised.batch, self.learning
+        if labels:
+            return {'supervised.batch / learner.microbatches': batch // learning.microbatches}
+        rows = self.data.prompts_per_step * self.group_size // (learning.minibatches * learning.microbatches)
+        counts = {'data.prompts_per_step': self.data.prompts_per_step, 'rows of a microbatch': rows}
+        return counts | ({'supervised.batch': batch} if self.supervised.updates else {})
+
+    def with_mesh(self, sizes: Mapping[str, int]) -> 'Settings':
+        """The Settings with these sizes of the mesh's axes, also in the config that is recorded."""
+        config = self.config.copy_and_resolve_references()
+        with config.unlocked():
+            config.mesh.update(sizes)
+        return self._replace(mesh=config.mesh, config=config)
 
     def supervised_sizes(self) -> tuple[Shapes, Learning]:
         """(Shapes, Learning) of a supervised update, on demonstrations."""

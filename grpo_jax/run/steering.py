@@ -78,9 +78,22 @@ def value_of(tree: Any, key: str) -> Any:
 
 
 def changes(workdir: str | os.PathLike, recorded: Mapping[str, Any]) -> tuple[Change, ...]:
-    """The Changes from a workdir's config.json to the config `recorded`, a dict as JSON has it; () without the file."""
+    """The Changes from a workdir's config.json to the config `recorded`, a dict as JSON has it; () without the file.
+
+    A mesh that `recorded` leaves open (data 0) is no change: config.json has the one that was chosen.
+    """
     path = os.path.join(workdir, 'config.json')
-    return tuple(differences(json_file.read_object(path), recorded)) if os.path.exists(path) else ()
+    if not os.path.exists(path):
+        return ()
+    changed = differences(json_file.read_object(path), recorded)
+    left_open = value_of(recorded, 'mesh.data') == 0
+    return tuple(change for change in changed if not (left_open and change.key.startswith('mesh.')))
+
+
+def recorded_mesh(workdir: str | os.PathLike) -> dict[str, int] | None:
+    """{axis: size} of the mesh in a workdir's config.json; None without the file, and without a mesh in it."""
+    path = os.path.join(workdir, 'config.json')
+    return value_of(json_file.read_object(path), 'mesh') if os.path.exists(path) else None
 
 
 def piece_changes(workdir: str | os.PathLike, pieces: Mapping[str, Any]) -> list[Change]:

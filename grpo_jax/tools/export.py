@@ -32,7 +32,7 @@ TEMPLATE = os.path.join(os.path.dirname(__file__), 'model_card.md.jinja')
 HUB_NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')
 FIGURES = re.compile(r'greedy|pass@\d+|maj@\d+|reward|length|truncated|unparsed')  # columns of the card's curve
 MOST_ROWS = 20  # of the card's curve
-UNMENTIONED = ('checkpoint', 'diagnose', 'log')  # sections of a config without effect on learning
+UNMENTIONED = ('checkpoint', 'diagnose', 'log', 'mesh')  # sections of a config without effect on learning
 
 
 def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: bool = False, push: str = '') -> None:
