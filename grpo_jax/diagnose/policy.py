@@ -139,11 +139,11 @@ MONITORS = (
         {
             '': Answer(
                 'gradients of wrong completions push down the tokens that they share with right ones',
-                '--branch=DIR --config.algorithm.regularizers="(\'positive_nll\',)"',
+                '--branch=DIR --config.algorithm.regularizers="{with_nll}"',
             ),
             'within': Answer(
                 'gradients of wrong completions push down the tokens that they share with right ones, within a step',
-                '--branch=DIR --config.algorithm.regularizers="(\'llds\',)"',
+                '--branch=DIR --config.algorithm.regularizers="{with_llds}"',
             ),
         },
     ),

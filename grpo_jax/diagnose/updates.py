@@ -5,6 +5,7 @@ import statistics
 from grpo_jax.diagnose.signs import Answer, Context, Monitor, Rows, Sign, format_number, format_steps, last_values
 
 SPIKES = 2  # so many spikes in a window are too many
+TWICE = 2  # a bound of so many usual gradients clips spikes alone
 HUGE = 10  # one spike of so many times the threshold is enough
 
 
@@ -87,6 +88,8 @@ def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
         f'gradients {longest["grad_norm"] / usual:.0f} times as long as before',
         f'grad_norm {format_number(longest["grad_norm"])} in step {longest["step"]}, median {format_number(usual)} '
         f'before {format_steps(recent)}; such steps: {len(spikes)}',
+        '' if TWICE * usual < context.max_grad_norm else 'clipped',
+        {'norm': f'{TWICE * usual:.2g}'},
     )
 
 
@@ -135,7 +138,7 @@ MONITORS = (
         {
             '': Answer(
                 'with one update a rollout the policy is still the old one, so that all ratios are 1',
-                '--amend --config.learner.minibatches=4',
+                '--amend --config.learner.minibatches={minibatches}',
             ),
             'still': Answer(
                 'the learning rate is too low for the precision of the parameters, or 0',
@@ -152,8 +155,12 @@ MONITORS = (
         {
             '': Answer(
                 'single batches or completions weigh too much: clip their gradients more',
-                '{go_on} --config.{optimizer}.max_grad_norm={lower_norm}',
-            )
+                '{go_on} --config.{optimizer}.max_grad_norm={norm}',
+            ),
+            'clipped': Answer(
+                'updates are too large, though all gradients are clipped already',
+                '{go_on} --config.{optimizer}.learning_rate={lower_rate}',
+            ),
         },
     ),
 )
