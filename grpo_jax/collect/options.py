@@ -58,7 +58,9 @@ class CollectOptions(NamedTuple):
                 'use 0 with frozen, and 1 or more steps with hard and polyak',
             )
         if collection.gate == 'outcome' and not verifier:
-            raise BadInput('collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one, or use reward')
+            raise BadInput(
+                'collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one, or use reward'
+            )
         if collection.retire_above and not verifier:
             raise BadInput(
                 'collection.retire_above',

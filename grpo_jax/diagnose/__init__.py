@@ -7,6 +7,16 @@ from grpo_jax.diagnose.remedies import Limits, command_with, find_amended, overr
 from grpo_jax.diagnose.signs import Context
 
 __all__ = [
-    *('MONITORS', 'PUBLISHED', 'Context', 'DiagnoseOptions', 'Limits', 'advise', 'history', 'new_diagnoses'),
-    *('command_with', 'describe_remedy', 'find_amended', 'overrides'),
+    'MONITORS',
+    'PUBLISHED',
+    'Context',
+    'DiagnoseOptions',
+    'Limits',
+    'advise',
+    'command_with',
+    'describe_remedy',
+    'find_amended',
+    'history',
+    'new_diagnoses',
+    'overrides',
 ]

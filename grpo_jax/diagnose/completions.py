@@ -119,6 +119,7 @@ MONITORS = (
                 '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
             ),
         },
+        because=('large_updates', 'length_hacking', 'wrong_answers_growing'),
     ),
     Monitor(
         'repetition',
@@ -132,6 +133,7 @@ MONITORS = (
                 '--amend --config.optimizer.learning_rate={lower_rate}',
             )
         },
+        because=('large_updates', 'entropy_collapse'),
     ),
     Monitor(
         'language_mixing',
@@ -144,6 +146,7 @@ MONITORS = (
                 '{branch_paid} --config.reward.parts="({parts} (\'language\', 1.0))"',
             )
         },
+        because=('large_updates',),
     ),
     Monitor(
         'length_hacking',
@@ -156,6 +159,7 @@ MONITORS = (
                 '--branch=DIR --config.reward.length_shaping=overlong --config.reward.options.overlong.margin={margin}',
             )
         },
+        because=('large_updates',),
     ),
     Monitor(
         'wrong_answers_growing',
@@ -172,5 +176,6 @@ MONITORS = (
                 '--branch=DIR --config.reward.length_shaping=overlong --config.reward.options.overlong.margin={margin}',
             ),
         },
+        because=('large_updates',),
     ),
 )

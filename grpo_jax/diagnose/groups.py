@@ -213,6 +213,7 @@ MONITORS = (
             'unparsed': _TEMPLATE,
             'gated': _GATED,
         },
+        because=('large_updates', 'entropy_collapse', 'flaky_reward'),
     ),
     Monitor(
         'dead_all_right',
@@ -232,6 +233,7 @@ MONITORS = (
         ('groups_all_wrong', 'dead_groups', 'reward', 'reward_std', 'truncated', 'unparsed'),
         dead_all_wrong,
         {'': _EASIER, 'broken': _BROKEN, 'truncated': _LONGER, 'unparsed': _TEMPLATE, 'gated': _GATED},
+        because=('large_updates', 'entropy_collapse'),
     ),
     Monitor(
         'unverified_advantage',
@@ -240,7 +242,7 @@ MONITORS = (
         unverified_advantage,
         {
             '': Answer(
-                'divided by the spread of its group, a small term is an advantage of full size where no answer is right',
+                'by the spread of its group a small term becomes an advantage of full size where no answer is right',
                 '--branch=DIR --config.collection.gate=outcome',
             )
         },
@@ -257,6 +259,7 @@ MONITORS = (
                 '--amend --config.rollout.group_size={more_completions}',
             )
         },
+        because=('large_updates', 'entropy_collapse', 'dead_run', 'dead_all_right', 'dead_all_wrong'),
     ),
     Monitor(
         'data_exhausted',

@@ -32,12 +32,15 @@ class Limits(NamedTuple):
         return cls(columns, bool(getattr(tokenizer, 'chat_template', None)))
 
 
+UNKNOWN = Limits()
+
+
 def overrides(flags: str) -> dict[str, str]:
     """Returns {dotted key: text of its value} of the --config flags in a text."""
     return dict(match.groups() for word in shlex.split(flags) if (match := FLAG.fullmatch(word)))
 
 
-def make_acts(config: Any, limits: Limits = Limits()) -> Callable[[str], bool]:
+def make_acts(config: Any, limits: Limits = UNKNOWN) -> Callable[[str], bool]:
     """Returns a function (flags) -> whether they change something that a run of the config reads, and can start with.
 
     config: a ConfigDict, or the content of config.json. READ has the keys of which some settings make nothing; numbers

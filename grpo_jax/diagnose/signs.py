@@ -14,7 +14,7 @@ from grpo_jax import algorithms
 from grpo_jax.algorithms import checks, pieces
 from grpo_jax.collect.options import READ_FROM_DATA
 from grpo_jax.diagnose.options import DiagnoseOptions
-from grpo_jax.diagnose.remedies import Limits, make_acts
+from grpo_jax.diagnose.remedies import UNKNOWN, Limits, make_acts
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards.custom import name_of
 
@@ -104,7 +104,7 @@ class Context(NamedTuple):
 
     @classmethod
     def from_config(
-        cls, config: Any, evaluations: Rows = (), optimizer: str = 'optimizer', limits: Limits = Limits()
+        cls, config: Any, evaluations: Rows = (), optimizer: str = 'optimizer', limits: Limits = UNKNOWN
     ) -> 'Context':
         """Returns the Context of a run. config: a ConfigDict, or the content of config.json.
 
