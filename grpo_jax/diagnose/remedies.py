@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from grpo_jax import algorithms
-from grpo_jax.algorithms import Algorithm
+from grpo_jax.algorithms import Algorithm, pieces
 from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import RewardOptions
@@ -131,13 +131,16 @@ def _is_sampled(config, algorithm, limits):
 def _reads_total(config, algorithm, limits):
     """Whether the run learns from the total reward, and not from parts or verdicts alone."""
     total = {'rewards', 'token_rewards'} & algorithm.advantage_reads or config['reward']['steps_with_outcome']
-    return bool(total) and _is_sampled(config, algorithm, limits)
+    learns = bool(total) and pieces.name_of(algorithm.advantage) != 'zeros'  # which leaves all to a teacher
+    return learns and _is_sampled(config, algorithm, limits)
 
 
 # keys of remedies that some settings make inert -> whether a run reads them: (changed config, its Algorithm, Limits)
 READ: Mapping[str, Callable[[Any, Algorithm, Limits], bool]] = {
+    # the weight of a single part cancels out where advantages are divided by a spread
     'reward.parts': lambda config, algorithm, limits: (
-        _reads_total(config, algorithm, limits) or 'parts' in algorithm.advantage_reads
+        len(config['reward']['parts']) > 1
+        and (_reads_total(config, algorithm, limits) or 'parts' in algorithm.advantage_reads)
     ),
     # by outcome, groups that are all wrong are dead whatever their truncation costs
     'reward.truncated_reward': lambda config, algorithm, limits: (

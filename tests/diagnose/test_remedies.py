@@ -16,15 +16,15 @@ from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.grouping import Grouping
 from grpo_jax.rewards.scoring import compute_rewards
-from grpo_jax.run.open import make_algorithm
 from grpo_jax.run.settings import Settings
 from grpo_jax.tools.preflight.plan import change_config
 from tests.algorithms import fixture
 
-# two groups of four: one is all wrong, with other lengths, forms and ends; in the other two are right
-TEXTS = ['7 7 7 7 7', '(8)', 'da да 9', '5 5', '12', '(12)', '12 12 12 12', '3']
-TRUNCATED = [True, False, False, True, False, False, True, False]
-LENGTHS = [9, 3, 7, 4, 2, 4, 8, 1]
+# two groups of four: one is all wrong, with other lengths, forms and ends; in the other three are right
+FORMED = '<think>5</think><answer>{}</answer>'
+TEXTS = ['7 7 7 7 7', FORMED.format(8), 'da да 9', '5 5', '12 12 12 12', '12', FORMED.format(12), '3']
+TRUNCATED = [True, False, False, True, True, False, False, False]
+LENGTHS = [9, 3, 7, 4, 8, 2, 4, 1]
 EXAMPLES = [Example('5+6=', '11', 0, {}), Example('5+7=', '12', 1, {})]
 SETTINGS = [
     {},
@@ -36,10 +36,12 @@ SETTINGS = [
 ]
 
 
-def step_of(config):
+WITH_SETTINGS = ('dr_grpo', 'maxrl')
+
+
+def step_of(algorithm, options):
     """What a step of the run learns from rewards: advantages of eight completions, as train.py has them."""
-    algorithm, options = make_algorithm(config), Settings.from_config(config)
-    functions = rewards.build(options.rewards, config.rollout.max_tokens)
+    functions = rewards.build(options.rewards, options.sampling.max_tokens)
     with functions:
         rewarded = compute_rewards(functions, EXAMPLES, TEXTS, TRUNCATED, LENGTHS)
         grouping = Grouping.by_sizes(np.array([4, 4]))
@@ -61,19 +63,16 @@ def step_of(config):
 
 def read_of(config):
     """All that a run of the config reads, as a text: its pieces with their numbers, its settings, what it learns."""
-    algorithm = make_algorithm(config)
+    algorithm = algorithms.make(config.algorithm, config.collection)
     shown = [(name, pieces.name_of(piece), pieces.numbers(piece)) if callable(piece) else (name, piece)
              for name, piece in algorithm._asdict().items() if name != 'regularizers']  # fmt: skip
     shown.append([(pieces.name_of(piece), pieces.numbers(piece)) for piece in algorithm.regularizers])
-    settings = Settings.from_config(config)._asdict()
+    options = Settings.from_config(config)
+    settings = options._asdict()
     for name in ('rewards', 'algorithm', 'config', 'diagnose'):  # the rewards are read where they change an advantage
         del settings[name]
-    return repr((shown, settings, step_of(config).tolist(), settings_of_judging(config)))
-
-
-def settings_of_judging(config):
-    """What judges completions, whatever it says of them."""
-    return config.reward.deadline, config.reward.memory_gib, config.reward.self_test
+    judging = options.rewards.deadline, options.rewards.memory_gib, options.rewards.self_test
+    return repr((shown, settings, step_of(algorithm, options).tolist(), judging))
 
 
 def values_of(flags):
@@ -90,23 +89,19 @@ def values_of(flags):
 @pytest.mark.parametrize('preset', fixture.PRESETS)
 def test_the_run_reads_what_any_remedy_changes(preset):
     """For every monitor, answer and preset, and for settings that make some remedies inert: none of those is named."""
-    named, base = set(), arithmetic.get_config(preset)
-    for settings in SETTINGS:
-        config = change_config(base.copy_and_resolve_references(), settings)
+    inert, base = [], arithmetic.get_config(preset)
+    for settings in SETTINGS if preset in WITH_SETTINGS else SETTINGS[:1]:
+        config = change_config(base, settings)
         try:
             before = read_of(config)
         except BadInput:  # the preset needs what these settings take away
             continue
         context = Context.from_config(config)
-        for name, monitor in MONITORS.items():
-            for answer in monitor.answers.values():
-                flags = context.remedy(answer, {}, 0)
-                if not flags:
-                    continue
-                changed = change_config(config.copy_and_resolve_references(), values_of(flags))
-                assert read_of(changed) != before, f'{name}: {flags} with {settings}'
-                named.add(name)
-    assert {'entropy_collapse', 'kl_runaway', 'dead_run'} <= named
+        answers = [answer for monitor in MONITORS.values() for answer in monitor.answers.values()]
+        remedies = {context.remedy(answer, {'margin': '30'}, 0) for answer in answers} - {''}  # lengths from 2 on
+        assert len(remedies) > 8
+        inert += [(flags, settings) for flags in remedies if read_of(change_config(config, values_of(flags))) == before]
+    assert not inert
 
 
 def context_of(preset='dr_grpo', limits=None, **changes):
