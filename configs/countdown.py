@@ -22,7 +22,6 @@ def get_config(preset='dr_grpo'):
     config.rollout.max_tokens = 12
     config.reward.parts = (('countdown', 1.0),)
     config.reward.verifier = 'countdown'
-    config.collection.gate = 'reward'  # partial credit is to teach where no expression hits
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 12
     config.supervised.updates = 700

@@ -27,6 +27,8 @@ def get_config(preset='dr_grpo'):
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 48
     config.reward.parts = (('numeric', 1.0), ('format', 0.2))
+    if config.collection.gate == 'reward':  # the format is to teach only beside a right sum
+        config.collection.gate = 'outcome'
     if config.collection.dead_groups == 'keep':  # packed rows without them take less time
         config.collection.dead_groups = 'drop'
     config.supervised.updates = 160

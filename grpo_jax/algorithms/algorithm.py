@@ -60,7 +60,7 @@ class Algorithm(NamedTuple):
     # tokens that the weights count: all, or selected (and corrected to above 0)
     denominator: Fixed[str] = 'all'
     dead_groups: NoKey[str] = 'keep'  # what becomes of groups that are dead
-    gate: NoKey[str] = 'auto'  # what says that a group is dead: see group_math.judge_groups
+    gate: NoKey[str] = 'reward'  # what says that a group is dead: see group_math.judge_groups
     source: NoKey[str] = 'policy'  # of completions: policy, reference, demonstrations, pairs
     discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
     critic_lambda: Share = 0.95  # of the returns that the critic learns

@@ -208,6 +208,7 @@ MONITORS = (
                 '--amend --config.optimizer.learning_rate={lower_rate}',
             )
         },
+        because=('large_updates', 'forgetting', 'hacked_part', 'overoptimization'),
     ),
     Monitor(
         'forgetting',
@@ -220,5 +221,6 @@ MONITORS = (
                 '--amend --config.collection.retire_above=0.0',
             )
         },
+        because=('large_updates',),
     ),
 )

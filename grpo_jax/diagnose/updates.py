@@ -2,10 +2,61 @@
 
 import statistics
 
-from grpo_jax.diagnose.signs import Answer, Context, Monitor, Rows, Sign, format_number, format_steps, last_values
+from grpo_jax.diagnose.signs import (
+    AGE,
+    Answer,
+    Context,
+    Monitor,
+    Rows,
+    Sign,
+    average,
+    format_change,
+    format_number,
+    format_steps,
+    has_worsened,
+    last_values,
+)
 
+SOON = 2  # steps in a row
+# metrics that show how far a policy has moved -> factor, up or down, that a healthy one takes many steps for
+MOVES = {'entropy': 2.0, 'length': 1.5, 'kl_ref': 10.0}
 SPIKES = 2  # so many spikes in a window are too many
+TWICE = 2  # a bound of so many usual gradients clips spikes alone
 HUGE = 10  # one spike of so many times the threshold is enough
+
+
+def large_updates(rows: Rows, context: Context) -> Sign | None:
+    """Within a few steps the policy has moved far and become worse, and it has not recovered.
+
+    Worse: the reward fell by half its standard deviation within config.diagnose.patience steps. Far: entropy, length or
+    the KL to the reference changed by a factor for which a healthy run takes many steps.
+    """
+    recent, count = rows[-SOON:], context.options.patience
+    for place in range(max(len(rows) - AGE, 0), len(rows) - SOON):
+        before, after = rows[place : place + 1], rows[place + 1 : place + 1 + count][-SOON:]
+        if not (has_worsened(before, after) and has_worsened(before, recent)):
+            continue
+        moved = [name for name, factor in MOVES.items() if _has_moved(name, factor, before, after)]
+        if moved:
+            changes = [format_change(name, before, after) for name in ('reward', *moved)]
+            rate = after[-1].get('learning_rate', context.learning_rate)
+            return Sign(
+                'a few updates have broken the policy',
+                f'{"; ".join(changes)}; learning_rate {rate:.3g}, grad_norm {_largest(before + after, "grad_norm")}',
+            )
+    return None
+
+
+def _has_moved(name, factor, before, after):
+    """Whether a metric changed by a factor, up or down; False where it is missing or 0."""
+    old, new = average(before, name), average(after, name)
+    return bool(old and new) and not old / factor < new < old * factor
+
+
+def _largest(rows, name):
+    """The largest value of a metric in rows, as text."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return format_number(max(values)) if values else 'none'
 
 
 def sampler_mismatch(rows: Rows, context: Context) -> Sign | None:
@@ -87,10 +138,24 @@ def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
         f'gradients {longest["grad_norm"] / usual:.0f} times as long as before',
         f'grad_norm {format_number(longest["grad_norm"])} in step {longest["step"]}, median {format_number(usual)} '
         f'before {format_steps(recent)}; such steps: {len(spikes)}',
+        '' if TWICE * usual < context.max_grad_norm else 'clipped',
+        {'norm': f'{TWICE * usual:.2g}'},
     )
 
 
 MONITORS = (
+    Monitor(
+        'large_updates',
+        'the reward falls within a few steps, and completions degenerate',
+        ('reward', 'reward_std', 'entropy', 'length', 'kl_ref', 'learning_rate', 'grad_norm'),
+        large_updates,
+        {
+            '': Answer(
+                'the updates are too large: the learning rate is too high, and this policy must begin again',
+                '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
+            )
+        },
+    ),
     Monitor(
         'sampler_mismatch',
         'the run degrades slowly although every other meter looks right',
@@ -126,6 +191,7 @@ MONITORS = (
                 '--amend --config.optimizer.learning_rate={lower_rate}',
             )
         },
+        because=('large_updates', 'sampler_mismatch'),
     ),
     Monitor(
         'inert_settings',
@@ -135,7 +201,7 @@ MONITORS = (
         {
             '': Answer(
                 'with one update a rollout the policy is still the old one, so that all ratios are 1',
-                '--amend --config.learner.minibatches=4',
+                '--amend --config.learner.minibatches={minibatches}',
             ),
             'still': Answer(
                 'the learning rate is too low for the precision of the parameters, or 0',
@@ -152,8 +218,13 @@ MONITORS = (
         {
             '': Answer(
                 'single batches or completions weigh too much: clip their gradients more',
-                '{go_on} --config.{optimizer}.max_grad_norm={lower_norm}',
-            )
+                '{go_on} --config.{optimizer}.max_grad_norm={norm}',
+            ),
+            'clipped': Answer(
+                'updates are too large, though all gradients are clipped already',
+                '{go_on} --config.{optimizer}.learning_rate={lower_rate}',
+            ),
         },
+        because=('large_updates',),
     ),
 )

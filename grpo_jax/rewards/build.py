@@ -86,19 +86,6 @@ class RewardOptions(NamedTuple):
         """Whether every source has a verifier."""
         return all(source.verifier for source in self.sources)
 
-    @property
-    def verifier_pays(self) -> bool:
-        """Whether there is a verifier and every verifier has a weight other than 0.
-
-        A verifier with weight 0 serves evaluations alone.
-        """
-        paid = [
-            any(weight and custom.name_of(path) == source.verifier for path, weight in source.parts)
-            for source in self.sources
-            if source.verifier
-        ]
-        return bool(paid) and all(paid)
-
 
 def _read_parts(parts, key):
     """((part, weight), ...) with weights as floats; raises BadInput for a part that comes twice."""

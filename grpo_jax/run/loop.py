@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import os
+import sys
 import tempfile
 import time
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -18,6 +19,7 @@ from grpo_jax import diagnose
 from grpo_jax.collect.draw import Draw
 from grpo_jax.errors import BadInput, CannotWrite, Diagnosed, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
+from grpo_jax.models.hf import families
 from grpo_jax.rewards import RewardError, Rewards, RewardsMissing
 from grpo_jax.run import checkpoint, rows
 from grpo_jax.run.console import console
@@ -116,12 +118,9 @@ class Shell:
         dropped = writer.dropped if writer else Dropped(self._workdir)
         trace = _Trace(profile, self._workdir, dropped, self._stack)
         optimizer = 'optimizer' if title == 'train' else 'supervised.optimizer'
-        monitors = Monitors(
-            self._workdir,
-            diagnose.Context.from_config(settings.config, optimizer=optimizer),
-            settings.diagnose.on,
-            writer,
-        )
+        limits = diagnose.Limits.of(families.context_length(run.model.folder), run.model.tokenizer)
+        context = diagnose.Context.from_config(settings.config, optimizer=optimizer, limits=limits)
+        monitors = Monitors(self._workdir, context, settings.diagnose.on, writer)
         signals = self._stack.enter_context(contextlib.ExitStack())
         listening = signals.enter_context(Signals(settings.log.hang_after))
         return Loop(
@@ -364,25 +363,32 @@ class Monitors:
     """Runs the monitors after each step; a new diagnosis is printed and recorded, and may save or stop the run.
 
     Monitors run in the first process, which tells the others whether to save or stop. A resumed run reads the rows and
-    evaluations in its files, so that it comes to the same diagnoses as an uninterrupted run.
+    evaluations in its files, so that it comes to the same diagnoses as an uninterrupted run. Where --amend changed what
+    a diagnosis named, config.diagnose.patience steps later the run says whether that helped.
     """
 
     def __init__(self, workdir: str, context: diagnose.Context, on: str, writer: Writer | None):
         """context: settings that monitors read; on: config.diagnose.on; writer: writes a diagnosis to TensorBoard."""
-        self._workdir, self._context, self._on, self._writer = workdir, context, on, writer
+        self._workdir, self._on, self._writer = workdir, on, writer
         self._asks = False  # whether a diagnosis of this step asks for the action that `on` names
         self._speaks = on != 'off' and processes.is_first()
         self._rows, self._evaluations = [], []
+        self._context = context._replace(evaluations=self._evaluations)  # a list, which grows
         for name, monitored in (('metrics', self._rows), ('evaluations', self._evaluations)):
             path = os.path.join(workdir, f'{name}.jsonl')
             if self._speaks and os.path.exists(path):
                 monitored += [_monitored_row(row, row['step']) for row in rows.read_rows(path)]
+        self._amended = diagnose.find_amended(rows.recorded_events(workdir)) if self._speaks else {}
 
     def step(self, step: int, row: Mapping[str, Any]) -> None:
         """Runs the monitors on a step's metrics. Raises CannotWrite when a diagnosis cannot be recorded."""
         if self._speaks:
             self._rows.append(_monitored_row(row, step))
             self._diagnose()
+            for monitor in self._amended.get(step + 1 - self._context.options.patience, ()):
+                text, helped = diagnose.describe_remedy(monitor, self._rows, self._context)
+                console.print(f'remedy at step {step}: {text}')
+                rows.append_event(self._workdir, step, 'remedy', monitor=monitor, text=text, helped=helped)
 
     def evaluation(self, step: int, results: Mapping[str, float], *, last: bool) -> None:
         """Adds an evaluation before step `step`; runs the monitors at once after the last one, which no row follows."""
@@ -398,8 +404,9 @@ class Monitors:
     def _diagnose(self):
         """Prints and records the new diagnoses of all rows so far."""
         self._asks = False
-        context = self._context._replace(evaluations=self._evaluations)
-        for diagnosis in diagnose.new_diagnoses(self._rows, context):
+        for diagnosis in diagnose.new_diagnoses(self._rows, self._context):
+            command = diagnose.command_with(diagnosis.remedy, self._workdir, sys.orig_argv)
+            diagnosis = diagnosis._replace(command=command)
             level = diagnose.MONITORS[diagnosis.monitor].level
             self._asks |= level == 'warning'
             console.print(f'{"diagnosis" if level == "warning" else level} at step {diagnosis.step}: {diagnosis}')

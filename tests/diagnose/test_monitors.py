@@ -23,6 +23,7 @@ NAMES = [
     *('wrong_answers_growing', 'language_mixing', 'stagnation', 'hacked_part', 'likelihood_displacement'),
     *('sampler_mismatch', 'clip_saturation', 'inert_settings', 'loss_is_zero', 'gradient_spikes', 'truncation'),
     *('flaky_reward', 'dead_run', 'forgetting', 'overoptimization', 'falling_evaluation', 'data_exhausted'),
+    *('large_updates', 'unverified_advantage'),
 ]
 SPEAKING = [(name, number) for name in MUST for number in range(len(MUST[name]))]
 SPEECHLESS = [(name, number) for name in SILENT for number in range(len(SILENT[name]))]

@@ -1,9 +1,10 @@
 """The contents of a report as plain values: header, curves, timeline and comparison."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import os
 from typing import Any
 
+from grpo_jax.diagnose import MONITORS
 from grpo_jax.errors import BadInput
 from grpo_jax.run import steering
 from grpo_jax.text import escape
@@ -39,7 +40,7 @@ def make_header(variants: Sequence[Variant], notes: Sequence[str]) -> dict[str, 
         'facts': list(facts(first)),
         'headings': headings if len(variants) > 1 or len(first.runs) > 1 else [],
         'table': rows,
-        'diagnoses': [row for row in timeline(variants) if row['kind'] == 'diagnosis'],
+        'diagnoses': causes_first(row for row in timeline(variants) if row['kind'] == 'diagnosis'),
         'timeline': list(timeline(variants))[:MOST_ROWS],
         'comparisons': list(comparisons(variants)),
         'command': next((str(entry.get('command', '')) for entry in first.runs[0].environment), ''),
@@ -79,7 +80,7 @@ def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
                 fields = {
                     name: value if isinstance(value, str) else repr(value)
                     for name, value in row.items()
-                    if name not in ('step', 'event')
+                    if name not in ('step', 'event') and value != ''
                 }
                 title = fields.pop('monitor', '') if row['event'] == 'diagnosis' else ''
                 kind = row['event'].replace('_', ' ')
@@ -87,6 +88,18 @@ def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
                     'step': row['step'], 'kind': kind, 'where': where, 'title': title.replace('_', ' '),
                     'fields': list(fields.items()),
                 }  # fmt: skip
+
+
+def causes_first(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows of diagnoses, those last that another one explains."""
+    rows = list(rows)
+    spoke = {row['title'] for row in rows}
+
+    def explained(row):
+        monitor = MONITORS.get(row['title'].replace(' ', '_'))
+        return monitor is not None and any(cause.replace('_', ' ') in spoke for cause in monitor.because)
+
+    return sorted(rows, key=explained)
 
 
 def comparisons(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
