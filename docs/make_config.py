@@ -94,8 +94,9 @@ def rows_of(declared, section, prefix=''):
             for reward in sorted(section[name], key=lambda reward: [*listed].index(f'reward.options.{reward}')):
                 yield cells(f'{path}.{reward}', section[name][reward], Mapping, listed[f'{path}.{reward}'])
         elif path.startswith('algorithm.') and name in MODULES:
-            where = f'a function of `{os.path.basename(MODULES[name].__file__)}`'
-            yield cells(path, section[name], str, f'{where} {meanings[name]}')
+            names = ', '.join(f'`{piece}`' for piece in pieces.list_pieces(MODULES[name]))
+            values = f'a tuple of {names}' if name == 'regularizers' else names
+            yield f'`{path}`', f'`{section[name]!r}`', values, meanings[name]
         else:
             yield cells(path, section[name], key.annotation, meanings[name])
     if prefix == 'algorithm.':

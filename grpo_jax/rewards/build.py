@@ -40,7 +40,7 @@ class RewardOptions(NamedTuple):
     deadline: Free[Seconds] = 10.0  # seconds that a part may take on a completion in a worker process
     # threads that judge, and worker processes where a part needs them
     workers: Free[Annotated[int, Range(least=1, most=10_000)]] = 4
-    memory_gib: Free[Gibibytes] = 4.0  # of a worker
+    memory_gib: Free[Gibibytes] = 4.0  # that a worker process may take
     self_test: Free[Share] = 0.02  # share of gold answers that the verifier may misjudge before the run starts
     truncated_reward: Amendable[Amount] = 0.0  # added when the budget ends before a stop token
     step_rewards: str = ''  # file in grpo_jax/rewards that rewards steps, for advantage process
