@@ -24,6 +24,8 @@ FORMULA = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 PLACE = re.compile(r'MATHML(BLOCK|INLINE)([0-9a-f]+)END')  # where a formula stands while Markdown is read
+CODE = re.compile('<code>.*?</code>', re.DOTALL)
+FLAG = re.compile(r'(?<![\w-])--?[\w.]+')
 LANGUAGES = {'.py': 'python', '.sh': 'bash', '.json': 'json', '.toml': 'toml', '.ipynb': 'json'}
 
 
@@ -70,7 +72,12 @@ def place(match):
 
 
 def on_page_content(html, **_):
-    """The page with its formulas in MathML, which browsers draw without a script."""
+    """The page with its formulas in MathML, which browsers draw without a script.
+
+    site.css keeps marked flags in one line, and on a phone it stacks the cells of a marked table of keys.
+    """
+    html = CODE.sub(lambda code: FLAG.sub(r'<span class="flag">\g<0></span>', code[0]), html)
+    html = re.sub(r'<table>(?=\s*<thead>\s*<tr>\s*<th>key</th>\s*<th>default</th>)', '<table data-keys>', html)
     return PLACE.sub(lambda match: convert(bytes.fromhex(match[2]).decode(), display=match[1].lower()), html)
 
 
