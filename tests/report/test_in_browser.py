@@ -82,7 +82,7 @@ def choose(page, name, value):
 
 
 CUT = """[...document.querySelectorAll('main *, header *')].filter((element) => {  // what shows only a part of itself
-  if (element.closest('.scroll, .completions, svg, .u-over') || !element.clientWidth) return false;
+  if (element.closest('.scroll, .completions, select, .u-over') || !element.clientWidth) return false;
   const style = getComputedStyle(element);
   return style.overflowX !== 'visible' && element.scrollWidth > element.clientWidth + 1;
 }).map((element) => element.className || element.tagName)"""
