@@ -86,7 +86,7 @@ def test_rewards_have_no_interval_over_prompts():
 def test_the_diagnosis_stands_at_the_top_with_its_remedy_and_in_the_timeline(workdir):
     text = text_of(report.write_report([workdir]))
     header, _, rest = text.partition('</header>')
-    assert 'dead all right' in header and '<code>--amend</code>' in header
+    assert 'dead all right' in header and '<code><span class="word">--amend</span></code>' in header
     assert 'evidence' in rest and data_of(report.write_report([workdir]))['marks'] == [
         {'step': 2, 'text': 'dead all right'}
     ]

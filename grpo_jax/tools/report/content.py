@@ -47,7 +47,7 @@ def make_header(variants: Sequence[Variant], notes: Sequence[str]) -> dict[str, 
         'diagnoses': [row for row in timeline(variants) if row['kind'] == 'diagnosis'],
         'timeline': list(timeline(variants))[:MOST_ROWS],
         'comparisons': list(comparisons(variants)),
-        'command': next((str(entry.get('command', '')) for entry in first.runs[0].environment), ''),
+        'begun_by': next((str(entry.get('command', '')) for entry in first.runs[0].environment), ''),
         'notes': [*(note for variant in variants for run in variant.runs for note in run.notes), *notes],
         'unfinished': not all(run.finished for variant in variants for run in variant.runs),
     }

@@ -186,10 +186,11 @@
 
   // what each metric of a panel is, by docs/metrics.md
   function meanings(panel) {
-    const known = new Map(panel.lines.filter((line) => line.meaning).map((line) => [line.name, line.meaning]));
+    const known = new Map(); // meaning -> names
+    for (const {name, meaning} of panel.lines.filter((line) => line.meaning)) known.set(meaning, (known.get(meaning) ?? new Set()).add(name));
     if (!known.size) return [];
     const page = Report.data.docs ? make('a', {href: Report.data.docs, text: 'docs/metrics.md'}) : 'docs/metrics.md';
-    const list = make('dl', {}, ...[...known].map(([name, text]) => make('div', {}, make('dt', {text: name}), make('dd', {text}))));
+    const list = make('dl', {}, ...[...known].map(([text, names]) => make('div', {}, make('dt', {text: [...names].join(', ')}), make('dd', {text}))));
     return [make('div', {class: 'meanings'}, list, make('p', {}, 'More in ', page, '.'))];
   }
 
