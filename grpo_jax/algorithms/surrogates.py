@@ -44,7 +44,7 @@ def dual_clip(
     # bound of the loss of a token with A < 0, in units of -A
     dual_clip: Annotated[float, Range(least=1)] = 3.0,
 ) -> Float[Array, 'B C']:
-    """clip, and for A < 0 at most -dual_clip A: bounds the loss where x is large (arXiv 1912.09729, eq. 5)."""
+    """clip, but at most -dual_clip A for A < 0, which bounds the loss where x is large (arXiv 1912.09729, eq. 5)."""
     loss = clip(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
 
@@ -67,7 +67,7 @@ def cispo(
     *,
     cispo_cap: Annotated[float, Range(least=1)] = 5.0,  # largest weight, absolute: 1 + verl's epsilon
 ) -> Float[Array, 'B C']:
-    """-min(x, cispo_cap) A logprob, the weight not differentiated: CISPO (arXiv 2506.13585, eq. 4)."""
+    """-min(x, cispo_cap) A logprob, where only logprob is differentiated: CISPO (arXiv 2506.13585, eq. 4)."""
     return -jax.lax.stop_gradient(jnp.minimum(ratio, cispo_cap)) * advantages * logprobs
 
 
@@ -76,10 +76,10 @@ def sapo(
     ratio: Float[Array, 'B C'],
     advantages: pieces.Advantages,
     *,
-    sapo_positive: Annotated[float, Range(least=1e-3, most=1e3)] = 1.0,  # of A > 0: larger leaves less beyond 1
-    sapo_negative: Annotated[float, Range(least=1e-3, most=1e3)] = 1.05,  # the same of A < 0
+    sapo_positive: Annotated[float, Range(least=1e-3, most=1e3)] = 1.0,  # temperature of A > 0
+    sapo_negative: Annotated[float, Range(least=1e-3, most=1e3)] = 1.05,  # temperature of A <= 0
 ) -> Float[Array, 'B C']:
-    """-(4 / tau) sigmoid(tau (x - 1)) A, tau by the sign of A: SAPO (arXiv 2511.20347)."""
+    """-(4 / tau) sigmoid(tau (x - 1)) A, tau = sapo_positive for A > 0, else sapo_negative: SAPO (arXiv 2511.20347)."""
     tau = jnp.where(advantages > 0, sapo_positive, sapo_negative)
     return -(4 / tau) * jax.nn.sigmoid(tau * (ratio - 1)) * advantages
 
@@ -127,10 +127,13 @@ def vespo(
     logprobs: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
     *,
-    vespo_powers: tuple[Power, Power] = (2.0, 3.0),  # k of the weight W^k e^(lambda (1 - W)): of A > 0, of A < 0
-    vespo_rates: tuple[Power, Power] = (3.0, 2.0),  # lambda of that weight: of A > 0, of A < 0
+    vespo_powers: tuple[Power, Power] = (2.0, 3.0),  # k of the weight W^k e^(lambda (1 - W)): of A > 0, of A <= 0
+    vespo_rates: tuple[Power, Power] = (3.0, 2.0),  # lambda of that weight: of A > 0, of A <= 0
 ) -> Float[Array, 'B C']:
-    """-W^k e^(lambda (1 - W)) A logprob, the weight not differentiated, W the row's ratio: VESPO (arXiv 2602.10693)."""
+    """-W^k e^(lambda (1 - W)) A logprob, where only logprob is differentiated: VESPO (arXiv 2602.10693).
+
+    W is the product of the row's token ratios.
+    """
     power, rate = (jnp.where(advantages > 0, *pair) for pair in (vespo_powers, vespo_rates))
     log_product = reductions.clamp(reductions.row_sum(log_ratio, mask))
     weight = jnp.exp(power * log_product + rate * (1 - jnp.exp(log_product)))
