@@ -34,7 +34,7 @@ def get_config(steps):
     config.data.options = {'digits': 1, 'count': 40, 'blurts': 0.5, 'wrong': 0.5}
     config.data.prompts_per_step, config.data.max_prompt_tokens = 4, 6
     config.rollout.group_size, config.rollout.max_tokens = 4, 6
-    config.evaluation.prompts, config.evaluation.samples = 2, 4
+    config.evaluation.every, config.evaluation.prompts, config.evaluation.samples = 0, 2, 4
     config.checkpoint.every, config.log.rollouts = 5, 10
     config.collection.reference, config.collection.reference_every = 'hard', 7
     config.algorithm.kl_coef = 0.04

@@ -27,5 +27,6 @@ def get_config(preset='dr_grpo'):
     config.supervised.optimizer.warmup = 20
     config.supervised.optimizer.schedule = 'cosine'
     config.optimizer.learning_rate = 3e-4
+    config.evaluation.every = 10
     config.checkpoint.every = 100
     return config

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 
+from latex2mathml.converter import convert
 import make_address
 from mkdocs.structure.files import File
 
@@ -16,7 +17,15 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OUTSIDE = 'repository/'  # where pages of other files lie on the site
 LINK = re.compile(r'(\]\()([^)\s#]+)([^)\s]*\))')  # of Markdown: its target, and an anchor
 FENCE = re.compile(r'^(```.*?^```$)', re.DOTALL | re.MULTILINE)
-FORMULA = re.compile(r'^```math\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+# of LaTeX, as GitHub reads it: in a fence or between dollars; what else is in fences or is code comes first
+FORMULA = re.compile(
+    r'^```math\n(?P<block>.*?)^```$|^(?P<fence>`{3,}).*?^(?P=fence)$|`[^`\n]+`'
+    r'|(?<!\\)\$(?P<inline>[^\s$](?:[^$\n]*[^\s$])?)\$(?!\d)',
+    re.DOTALL | re.MULTILINE,
+)
+PLACE = re.compile(r'MATHML(BLOCK|INLINE)([0-9a-f]+)END')  # where a formula stands while Markdown is read
+CODE = re.compile('<code>.*?</code>', re.DOTALL)
+FLAG = re.compile(r'(?<![\w-])--?[\w.]+')
 LANGUAGES = {'.py': 'python', '.sh': 'bash', '.json': 'json', '.toml': 'toml', '.ipynb': 'json'}
 
 
@@ -40,11 +49,11 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """The page with links between pages of the site, and with formulas that MathJax reads."""
+    """The page with links between pages of the site, and with places for its formulas."""
     path = path_of(page.file.src_uri)
     if not path.endswith('.md'):
         return markdown
-    markdown = FORMULA.sub(r'<div>\n\\[\1\\]\n</div>', markdown)
+    markdown = FORMULA.sub(place, markdown)
 
     def rewrite(link):
         target = resolve(path, link[2])
@@ -54,6 +63,22 @@ def on_page_markdown(markdown, page, **_):
 
     parts = FENCE.split(markdown)  # fences at the odd places
     return ''.join(part if i % 2 else LINK.sub(rewrite, part) for i, part in enumerate(parts))
+
+
+def place(match):
+    """What Markdown leaves as it is, in the place of a formula; code as it stands."""
+    kind = 'block' if match['block'] else 'inline'
+    return f'MATHML{kind.upper()}{match[kind].encode().hex()}END' if match[kind] else match[0]
+
+
+def on_page_content(html, **_):
+    """The page with its formulas in MathML, which browsers draw without a script.
+
+    site.css keeps marked flags in one line, and on a phone it stacks the cells of a marked table of keys.
+    """
+    html = CODE.sub(lambda code: FLAG.sub(r'<span class="flag">\g<0></span>', code[0]), html)
+    html = re.sub(r'<table>(?=\s*<thead>\s*<tr>\s*<th>key</th>\s*<th>default</th>)', '<table data-keys>', html)
+    return PLACE.sub(lambda match: convert(bytes.fromhex(match[2]).decode(), display=match[1].lower()), html)
 
 
 def on_post_build(config):
@@ -99,7 +124,7 @@ def content(path):
     if path.endswith('.md'):
         return read(path)
     language = LANGUAGES.get(os.path.splitext(path)[1], '')
-    return f'# {path}\n\n````{language}\n{read(path)}\n````\n'
+    return f'---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n````{language}\n{read(path)}\n````\n'
 
 
 def read(path):

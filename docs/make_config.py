@@ -74,10 +74,10 @@ def keys():
     for row in rows_of(settings.Keys, config):
         section = row[0].strip('`').rpartition('.')[0].partition('.')[0]
         rows.setdefault(section, []).append(row)
-    rows['algorithm'] = [(*row, readers(row[0].strip('`').partition('.')[2])) for row in rows['algorithm']]
+    rows['algorithm'] = [(*row[:3], row[3] + readers(row[0].strip('`').partition('.')[2])) for row in rows['algorithm']]
     for section, own in rows.items():
-        headings = 'key | default | values | meaning' + ' | read by' * (section == 'algorithm')
         about = meanings[section] if section else ''
+        headings = 'key | default | values | meaning'
         pages += [f'## {section or "The run"}', about[:1].upper() + about[1:], table(headings, own)]
     return '\n\n'.join(filter(None, pages)) + '\n'
 
@@ -94,8 +94,9 @@ def rows_of(declared, section, prefix=''):
             for reward in sorted(section[name], key=lambda reward: [*listed].index(f'reward.options.{reward}')):
                 yield cells(f'{path}.{reward}', section[name][reward], Mapping, listed[f'{path}.{reward}'])
         elif path.startswith('algorithm.') and name in MODULES:
-            where = f'a function of `{os.path.basename(MODULES[name].__file__)}`'
-            yield cells(path, section[name], str, f'{where} {meanings[name]}')
+            names = ', '.join(f'`{piece}`' for piece in pieces.list_pieces(MODULES[name]))
+            values = f'a tuple of {names}' if name == 'regularizers' else names
+            yield f'`{path}`', f'`{section[name]!r}`', values, meanings[name]
         else:
             yield cells(path, section[name], key.annotation, meanings[name])
     if prefix == 'algorithm.':
@@ -123,10 +124,10 @@ def numbers():
 
 
 def readers(number):
-    """The names of the pieces that read a number of config.algorithm."""
+    """The pieces that read a number of config.algorithm, behind its meaning; '' where it is none."""
     every = [piece for module in MODULES.values() for piece in pieces.list_pieces(module).items()]
     reading = [name for name, piece in every if number in {*pieces.numbers(piece), *pieces.reads(piece)} - {*MODULES}]
-    return ', '.join(f'`{name}`' for name in reading)
+    return '. Read by ' + ', '.join(f'`{name}`' for name in reading) if reading else ''
 
 
 def defaults():

@@ -147,7 +147,7 @@ def test_every_key_of_the_config_has_a_row_and_a_meaning(scripts):
     rows = dict(re.findall(r'^\| `([\w.]+)` \| (.*) \|$', doc_examples.read('docs/config.md'), re.MULTILINE))
     assert set(rows) == {path for path, _ in scripts['config'].leaves(scripts['config'].defaults().to_dict())}
     assert len(rows) > 150 and rows['steps'].startswith('`100` | a whole number at least 1 | steps of the loop')
-    without = [path for path, row in rows.items() if not ''.join(row.split(' | ')[2:]).strip()]
+    without = [path for path, row in rows.items() if not row.split(' | ')[2].strip()]
     assert not without, 'no comment at the fields of these keys'
 
 
@@ -156,6 +156,7 @@ def test_the_page_says_which_values_a_key_may_have(scripts):
     values = {path: row.split(' | ')[1].strip() for path, row in rows.items()}
     assert values['optimizer.b1'] == values['supervised.optimizer.b1'] == 'a number at least 0 and at most 0.999999'
     assert values['model.dtype'] == 'float32 or bfloat16' and values['data.system'] == ''
+    assert '`dual_clip`' in values['algorithm.surrogate'] and '`icepop`' in values['algorithm.correction']
     without = [path for path, row in rows.items() if re.match(r'`-?[\d.e-]+`', row) and not values[path]]
     assert not without, 'numbers without a range beside their default'
 
@@ -288,7 +289,8 @@ class Addresses(HTMLParser):
 @pytest.fixture(scope='module')
 def site(tmp_path_factory):
     """The folder of the built site."""
-    pytest.importorskip('mkdocs', reason='mkdocs is not installed: pip install .[docs]')
+    for package in ('material', 'latex2mathml'):
+        pytest.importorskip(package, reason='the site is not built here: pip install .[docs]')
     folder = tmp_path_factory.mktemp('site')
     done = subprocess.run(
         [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '--site-dir', str(folder)],
@@ -318,7 +320,28 @@ def test_the_site_shows_files_of_the_repository_and_formulas(site):
     assert 'def run(config, workdir' in listing
     contributing = (site / 'repository' / 'CONTRIBUTING' / 'index.html').read_text(encoding='utf8')
     assert 'href="../../glossary/"' in contributing
-    assert r'\[' in (site / 'algorithms' / 'index.html').read_text(encoding='utf8')
+
+
+def test_formulas_need_neither_a_script_nor_a_network(site):
+    page = (site / 'algorithms' / 'index.html').read_text(encoding='utf8')
+    assert page.count('<math') > 20 and 'display="block"' in page and 'MATHML' not in page
+    assert '$5' in (site / 'rewards' / 'index.html').read_text(encoding='utf8')  # an amount is none
+
+
+def test_no_page_of_the_site_loads_anything_from_elsewhere(site):
+    loaded = re.compile(r'<(?:script|img|link rel="(?:stylesheet|preconnect)")[^>]* (?:src|href)="(?://|https?:)[^"]*')
+    assert not [
+        (page.name, loaded.findall(page.read_text(encoding='utf8')))
+        for page in site.rglob('*.html')
+        if loaded.search(page.read_text(encoding='utf8'))
+    ]
+
+
+def test_the_site_is_searched_and_its_commands_are_copied(site):
+    with open(site / 'search' / 'search_index.json', encoding='utf8') as file:
+        found = [entry['location'] for entry in json.load(file)['docs'] if 'icepop_low' in entry['text']]
+    assert 'config/#algorithm' in found and not [place for place in found if place.startswith('repository/grpo_jax')]
+    assert 'content.code.copy' in (site / 'start' / 'index.html').read_text(encoding='utf8')
 
 
 def test_the_site_has_the_markdown_to_which_llms_txt_leads(site):

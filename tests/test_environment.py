@@ -28,6 +28,7 @@ def test_each_beginning_of_a_run_is_an_entry_and_the_first_stays(tmp_path, caplo
     assert caplog.messages == []  # nothing has changed
     assert first['packages']['jax'] == jax.__version__
     assert {'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'transformers', 'numpy'} <= first['packages'].keys()
+    assert first['cores'] == os.cpu_count()
     assert first['devices'] == {'platform': 'cpu', 'kind': 'cpu', 'count': 8, 'processes': 1}
     assert first['python'] == '.'.join(map(str, sys.version_info[:3]))
     assert 'pytest' in first['command'] or 'xdist' in first['command'] or '-c' in first['command']

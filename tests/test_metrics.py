@@ -15,6 +15,7 @@ from grpo_jax.run import console
 from grpo_jax.run.open import make_run_learner, open_run
 from grpo_jax.run.writer import Writer
 from grpo_jax.sharding import chips
+from grpo_jax.tools.report import panels
 from tests import doc_examples, small_model, tiny_run
 
 
@@ -122,5 +123,7 @@ def test_every_metric_has_an_entry_and_every_entry_a_metric(written, file):
     assert len(patterns) == len(set(patterns)), 'an entry comes twice'
     undocumented = {name for name in written[file] if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
     assert not undocumented, f'no entry in docs/metrics.md, {file}'
+    field = 'cold_start' if '/' in file else file.removesuffix('.jsonl')
+    assert not [name for name in written[file] if not panels.find_meaning(field, name)], 'nothing for the report'
     unwritten = [p for p in patterns if not fnmatch.filter(written[file], p)]
     assert not unwritten, f'an entry of docs/metrics.md, {file}, that no run writes'

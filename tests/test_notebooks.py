@@ -33,7 +33,7 @@ def sources(name, kind='code'):
 def test_the_notebooks_are_those_that_the_page_lists():
     with open(os.path.join(ROOT, 'docs', 'notebooks.md'), encoding='utf8') as file:
         listed = re.findall(r'\(\.\./notebooks/(\w+)\.ipynb\)', file.read())
-    assert sorted(listed) == NAMES and len(NAMES) == 5
+    assert sorted(listed) == NAMES and len(NAMES) == 6
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -100,7 +100,7 @@ def test_the_first_cell_installs_what_the_machine_needs_and_only_where_it_is_mis
     calls, first = [], sources('quickstart')[0]
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'grpo_jax').mkdir()  # a folder of the name is no package
-    there = {'nvidia': None, 'tpu': False, 'package': None}
+    there = {'nvidia': None, 'tpu': False, 'package': None, 'driver': '580.65.06\n'}
     import importlib.util
     import shutil
     import subprocess
@@ -109,13 +109,20 @@ def test_the_first_cell_installs_what_the_machine_needs_and_only_where_it_is_mis
     monkeypatch.setattr(shutil, 'which', lambda name: there['nvidia'])
     isfile, exists = os.path.isfile, os.path.exists
     monkeypatch.setattr(os.path, 'exists', lambda path: there['tpu'] if '/dev/' in path else exists(path))
-    monkeypatch.setattr(subprocess, 'run', lambda command, check: calls.append(command[-1]))
+
+    def run(command, **options):
+        if command[0] == 'nvidia-smi':
+            return subprocess.CompletedProcess(command, 0, there['driver'])
+        calls.append(command[-1])
+
+    monkeypatch.setattr(subprocess, 'run', run)
     with pytest.raises(RuntimeError, match='not installed: run this in a clone'):
         exec(re.sub("REPOSITORY = '.*?'", "REPOSITORY = ''", first), {})
     first = re.sub("REPOSITORY = '.*?'", "REPOSITORY = 'https://github.com/me/fork'", first)
     for change, package in [
         ({}, 'grpo_jax[] @ git+https://github.com/me/fork'),
         ({'nvidia': '/usr/bin/nvidia-smi'}, 'grpo_jax[cuda] @ git+https://'),
+        ({'driver': '550.54.15\n550.54.15\n'}, 'grpo_jax[cuda12] @ git+https://'),
         ({'tpu': True}, 'grpo_jax[tpu] @ git+https://'),
     ]:
         there |= change
@@ -162,6 +169,7 @@ PARAMETERS = {
         'small_budget': 4,
     },
     'tpu_one_host': {'models': [], 'workdir': 'runs/tpu'},
+    'gsm8k_one_chip': {'changes': {'steps': 2}, 'workdir': 'runs/chip'},
 }
 
 
@@ -255,6 +263,13 @@ def test_tpu_one_host_prints_its_commands_where_there_is_no_tpu(outside, tmp_pat
     out = texts(execute('tpu_one_host', tmp_path, outside))
     assert 'python -m grpo_jax.train --config=gsm8k:dapo --workdir=runs/tpu --config.mesh.fsdp=8' in out
     assert 'checkpoints in runs/tpu: none yet' in out and not (tmp_path / 'runs').exists()
+
+
+def test_gsm8k_one_chip_trains_nothing_where_there_is_no_chip(outside, tmp_path):
+    out = texts(execute('gsm8k_one_chip', tmp_path, outside))
+    assert 'python -m grpo_jax.train --config=reproduce/qwen2_5_0_5b_gsm8k --workdir=runs/chip --config.steps=2' in out
+    assert 'greedy 0.436 before, 0.502 after; band 0.475 to 0.529' in out
+    assert not (tmp_path / 'runs').exists()
 
 
 # what they share

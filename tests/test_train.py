@@ -93,7 +93,7 @@ def test_a_run_leaves_its_files(finished):
         'cold_start',
     } <= set(os.listdir(workdir))
     assert [row['step'] for row in tiny_run.rows(workdir)] == list(range(6))
-    assert sorted(os.listdir(os.path.join(workdir, 'rollouts'))) == ['000000.jsonl', '000002.jsonl', '000004.jsonl']
+    assert sorted(os.listdir(os.path.join(workdir, 'rollouts'))) == [f'{step:06d}.jsonl' for step in (0, 2, 4, 5)]
     assert [row['step'] for row in tiny_run.rows(workdir, 'evaluations.jsonl')] == [0, 6]
 
 

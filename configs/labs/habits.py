@@ -14,6 +14,7 @@ def get_config(preset, *, blurts, habit, share, max_tokens):
         config.algorithm.fixed_length = max_tokens
     config.supervised.updates = 250
     config.supervised.batch = 64
+    config.evaluation.every = 0
     config.evaluation.prompts = 64
     config.log.rollouts = 1
     return config

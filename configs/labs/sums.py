@@ -15,6 +15,7 @@ def get_config(preset='dr_grpo'):
         config.algorithm.fixed_length = 24
     config.supervised.updates = 500
     config.supervised.batch = 64
+    config.evaluation.every = 0
     config.evaluation.prompts = 32
     config.evaluation.samples = 4
     return config

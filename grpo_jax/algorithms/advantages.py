@@ -56,7 +56,9 @@ def best_and_worst(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G'
 
 @pieces.properties(alone=True)
 def reward(
-    rewards: Float[np.ndarray, 'P G'], *, baseline: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0
+    rewards: Float[np.ndarray, 'P G'],
+    *,
+    baseline: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0,  # what is taken off every reward
 ) -> Float[np.ndarray, 'P G']:
     """r - baseline, where the baseline is a constant: REINFORCE."""
     return rewards - baseline
@@ -79,13 +81,10 @@ def prompt_moving_mean(
 def group_norm(
     rewards: Float[np.ndarray, 'P G'],
     *,
-    std_ddof: Ddof = 1,  # 1 as in TRL, verl and OpenRLHF; the papers do not say
-    std_eps: Eps = 1e-6,
+    std_ddof: Ddof = 1,  # 1: divided by G - 1, as in TRL, verl and OpenRLHF; 0: by G; the papers do not say
+    std_eps: Eps = 1e-6,  # added to the standard deviation that divides; in maxrl to the mean
 ) -> Float[np.ndarray, 'P G']:
-    """(r - mean) / (std + eps) within the group: GRPO (arXiv 2402.03300, section 4.1.2).
-
-    The paper leaves ddof and eps open; both are arguments here.
-    """
+    """(r - mean) / (std + eps) within the group: GRPO (arXiv 2402.03300, section 4.1.2)."""
     return group_mean(rewards) / (group_math.group_std(rewards, std_ddof) + std_eps)
 
 
@@ -160,7 +159,7 @@ def gae(
     values: Float[np.ndarray, 'P G C'],
     discount: float,
     *,
-    gae_lambda: Share = 0.95,
+    gae_lambda: Share = 0.95,  # 1: all rewards to come count; 0: the next token's value alone
 ) -> Float[np.ndarray, 'P G C']:
     """Generalized advantages, whitened over the batch's tokens: PPO (arXiv 1506.02438, eq. 16; 1707.06347, eq. 11)."""
     return group_math.whiten(
@@ -175,6 +174,7 @@ def gae_by_length(
     values: Float[np.ndarray, 'P G C'],
     discount: float,
     *,
+    # lambda is 1 - 1 / (length_alpha n) for a completion of n tokens: larger looks further ahead
     length_alpha: Annotated[float, Range(above=0, most=1e6)] = 0.05,
 ) -> Float[np.ndarray, 'P G C']:
     """gae with lambda = max(1 - 1 / (length_alpha n), 0) for n sampled tokens: VAPO (arXiv 2504.05118, eq. 8)."""
@@ -216,7 +216,11 @@ def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> F
 
 
 @pieces.properties(nonnegative=True)
-def pkpo(correct: Float[np.ndarray, 'P G'], *, pass_k: Count = 4) -> Float[np.ndarray, 'P G']:
+def pkpo(
+    correct: Float[np.ndarray, 'P G'],
+    *,
+    pass_k: Count = 4,  # k of the pass@k that is made larger
+) -> Float[np.ndarray, 'P G']:
     """group_math.pass_at_k_rewards minus their group mean: PKPO (arXiv 2505.15201)."""
     return group_mean(group_math.pass_at_k_rewards(correct, pass_k))
 
@@ -246,8 +250,8 @@ def xrpo_sharpen(
     *,
     std_ddof: Ddof = 1,
     std_eps: Eps = 1e-6,
-    sharpen: Coefficient = 1.0,
-    sharpen_cap: Coefficient = 0.5,
+    sharpen: Coefficient = 1.0,  # size of the bonus for right completions that were unlikely
+    sharpen_cap: Coefficient = 0.5,  # largest bonus, as a share of the advantage
 ) -> Float[np.ndarray, 'P G']:
     """group_norm, plus a bonus for correct completions that were unlikely: XRPO (arXiv 2510.06672).
 
@@ -269,8 +273,8 @@ def grpo_lambda(
     correct: Float[np.ndarray, 'P G'],
     mask: Bool[np.ndarray, 'P G C'],
     *,
-    efficient_share: Share = 0.2,
-    efficient_alpha: Share = 0.2,
+    efficient_share: Share = 0.2,  # of groups, the best ones, in which long answers earn less
+    efficient_alpha: Share = 0.2,  # most of its reward of 1 that a right completion loses there
     std_ddof: Ddof = 1,
     std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G']:
@@ -303,8 +307,8 @@ def gtpo(
     *,
     std_ddof: Ddof = 1,
     std_eps: Eps = 1e-6,
-    entropy_penalty: Coefficient = 0.1,
-    entropy_cut: NotNegative = 0.6931,  # nats: ln 2
+    entropy_penalty: Coefficient = 0.1,  # what a nat of mean entropy takes off a completion's advantage
+    entropy_cut: NotNegative = 0.6931,  # nats (ln 2): a completion above it teaches nothing if the run began below it
 ) -> Float[np.ndarray, 'P G C']:
     """(A - entropy_penalty H) delta lambda by token: GTPO (arXiv 2508.03772), the printed objective.
 

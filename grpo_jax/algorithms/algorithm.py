@@ -42,20 +42,20 @@ class Algorithm(NamedTuple):
     A piece's positional parameters name what it reads (see pieces); each module lists what its pieces may.
     """
 
-    advantage: Fixed[Callable] = advantages.group_norm  # -> f64[P, G] or f64[P, G, C], on the host
-    ratio: Fixed[Callable] = ratios.token  # -> f32[B, C]
-    surrogate: Fixed[Callable] = surrogates.clip  # -> f32[B, C]
-    weights: Fixed[Callable] = weights.sequence_mean  # -> f32[B, C]
-    kl: Fixed[Callable] = kl.none  # -> f32[B, C]
+    advantage: Fixed[Callable] = advantages.group_norm  # worth of completions beside others: f64[P, G] or f64[P, G, C]
+    ratio: Fixed[Callable] = ratios.token  # of the policy to ratio_base, by token or by row: f32[B, C]
+    surrogate: Fixed[Callable] = surrogates.clip  # the policy loss of a token, with its trust region: f32[B, C]
+    weights: Fixed[Callable] = weights.sequence_mean  # how the losses of tokens add up: f32[B, C]
+    kl: Fixed[Callable] = kl.none  # estimator of the KL to the reference, of which kl_coef is the weight: f32[B, C]
     kl_coef: Coefficient = 0.0  # of the KL term; above 0 a reference policy is kept
     # loss; reward_sequence, off a completion's reward; reward_token, off each token's reward, or off its advantage
     # where that is of the whole completion
     kl_placement: Fixed[str] = 'loss'
     kl_corrected: Fixed[bool] = False  # the correction also weighs the KL term of the loss
-    regularizers: Fixed[tuple[Callable, ...]] = ()  # -> f32[B, C] each, added
-    # -> f32[B, C], multiplied on the surrogate, against logprobs of the sampler that differ from the learner's
+    regularizers: Fixed[tuple[Callable, ...]] = ()  # further terms of the loss: f32[B, C] each, added
+    # factors of the surrogate, against logprobs of the sampler that differ from the learner's: f32[B, C]
     correction: Fixed[Callable] = corrections.none
-    selection: Fixed[Callable] = selections.all_tokens  # -> f32[B, C], multiplied on the surrogate
+    selection: Fixed[Callable] = selections.all_tokens  # tokens that the surrogate is for: f32[B, C], 1 or 0
     ratio_base: Fixed[str] = 'old'  # logprobs that the ratio is taken to: old, or sampler (then without a correction)
     # tokens that the weights count: all, or selected (and corrected to above 0)
     denominator: Fixed[str] = 'all'
@@ -63,7 +63,7 @@ class Algorithm(NamedTuple):
     gate: NoKey[str] = 'reward'  # what says that a group is dead: see group_math.judge_groups
     source: NoKey[str] = 'policy'  # of completions: policy, reference, demonstrations, pairs
     discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
-    critic_lambda: Share = 0.95  # of the returns that the critic learns
+    critic_lambda: Share = 0.95  # lambda of the returns that the critic learns
     critic_warmup: Natural = 0  # steps at the start in which the critic learns alone
     value_clip: NotNegative = 0.2  # how far a critic's value may move in a step without more loss; 0: any
     # of advantages moving_mean, prompt_moving_mean: what a reward counts beside the next one; 1: the mean of all; 0:
@@ -77,9 +77,9 @@ class Algorithm(NamedTuple):
     # of regularizer entropy_bonus; below 0 it pays for a narrow distribution
     entropy_coef: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0
     entropy_target: Annotated[float, Range(least=0, most=100)] = 0.0  # nats that entropy_coef adapts to; 0: constant
-    entropy_delta: Annotated[float, Range(above=0, most=1e6)] = 0.005  # its change a step
+    entropy_delta: Annotated[float, Range(above=0, most=1e6)] = 0.005  # change of entropy_coef a step
     kl_target: Annotated[float, Range(least=0, most=1e3)] = 0.0  # nats a token that kl_coef adapts to; 0: constant
-    # completions in which it may double or halve, about
+    # completions in which kl_coef may double or halve, about
     kl_horizon: Annotated[float, Range(least=1, most=1e12)] = 10000.0
 
     @property

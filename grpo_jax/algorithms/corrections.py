@@ -19,13 +19,20 @@ def none(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     return jnp.ones(mask.shape, jnp.float32)
 
 
-def truncated(log_rho: Float[Array, 'B C'], *, rho_max: Positive = 2.0) -> Float[Array, 'B C']:
+def truncated(
+    log_rho: Float[Array, 'B C'],
+    *,
+    rho_max: Positive = 2.0,  # largest weight; what is larger counts as much
+) -> Float[Array, 'B C']:
     """min(rho, rho_max) by token: TIS (https://fengyao.notion.site/off-policy-rl)."""
     return jnp.minimum(reductions.clamped_exp(log_rho), rho_max)
 
 
 def icepop(
-    log_rho: Float[Array, 'B C'], *, icepop_low: Share = 0.5, icepop_high: Positive = 5.0
+    log_rho: Float[Array, 'B C'],
+    *,
+    icepop_low: Share = 0.5,  # a token whose rho is below it does not count
+    icepop_high: Positive = 5.0,  # a token whose rho is above it does not count
 ) -> Float[Array, 'B C']:
     """rho by token, 0 outside [icepop_low, icepop_high]: IcePop (arXiv 2510.18855)."""
     rho = reductions.clamped_exp(log_rho)
@@ -41,7 +48,10 @@ def truncated_product(
 
 
 def masked_product(
-    log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, product_max: Positive = 3.0
+    log_rho: Float[Array, 'B C'],
+    mask: Bool[Array, 'B C'],
+    *,
+    product_max: Positive = 3.0,  # a row whose product of rho is above it does not count
 ) -> Float[Array, 'B C']:
     """The row's product of rho on each token, 0 for rows above product_max: MIS, as TRL's sequence_mask."""
     product = reductions.clamped_exp(reductions.row_sum(log_rho, mask))
@@ -52,8 +62,8 @@ def masked_geometric(
     log_rho: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
     *,
-    geometric_low: Share = 0.999,
-    geometric_high: Positive = 1.002,
+    geometric_low: Share = 0.999,  # a row whose geometric mean of rho is below it does not count
+    geometric_high: Positive = 1.002,  # a row whose geometric mean of rho is above it does not count
 ) -> Float[Array, 'B C']:
     """rho by token, 0 for rows whose geometric mean is outside [geometric_low, geometric_high]."""
     mean = reductions.row_mean(log_rho, mask)
@@ -61,7 +71,12 @@ def masked_geometric(
     return _keep_within(rho, reductions.clamped_exp(mean), geometric_low, geometric_high)
 
 
-def veto(log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, veto_below: Share = 1e-4) -> Float[Array, 'B C']:
+def veto(
+    log_rho: Float[Array, 'B C'],
+    mask: Bool[Array, 'B C'],
+    *,
+    veto_below: Share = 1e-4,  # a row with a token whose rho is below it does not count
+) -> Float[Array, 'B C']:
     """1, or 0 for rows with a token whose rho is below veto_below."""
     worst = jnp.min(jnp.where(mask, log_rho, 0.0), -1, keepdims=True)
     return jnp.broadcast_to(jnp.where(reductions.clamped_exp(worst) < veto_below, 0.0, 1.0), mask.shape)
@@ -72,7 +87,7 @@ def opsm(
     mask: Bool[Array, 'B C'],
     advantages: pieces.Advantages,
     *,
-    opsm_delta: NotNegative = 0.5,
+    opsm_delta: NotNegative = 0.5,  # nats of mean drift, above which a row with A < 0 does not count
 ) -> Float[Array, 'B C']:
     """1, or 0 for rows with A < 0 whose mean drift is above opsm_delta: DeepSeek-V3.2 (arXiv 2512.02556, section 3.1).
 

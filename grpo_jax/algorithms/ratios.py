@@ -45,7 +45,11 @@ def sequence_geometric_token(log_ratio: Float[Array, 'B C'], mask: Bool[Array, '
 
 @pieces.properties(row_mean=True)
 def clipped_geometric(
-    log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C'], advantages: pieces.Advantages, *, log_clip: Positive = 0.4
+    log_ratio: Float[Array, 'B C'],
+    mask: Bool[Array, 'B C'],
+    advantages: pieces.Advantages,
+    *,
+    log_clip: Positive = 0.4,  # bound of a token's log ratio, on the side to which the advantage pushes
 ) -> Float[Array, 'B C']:
     """exp of the row's mean of clipped log ratios, on each token: GMPO (arXiv 2507.20673).
 

@@ -27,7 +27,7 @@ def llds(
     advantages: pieces.Advantages,
     mask: Bool[Array, 'B C'],
     *,
-    llds_coef: Coefficient = 0.2,
+    llds_coef: Coefficient = 0.2,  # price of a nat that right completions lose
 ) -> Float[Array, 'B C']:
     """llds_coef * max(old logprob - logprob, 0), in spans whose summed logprob has fallen: LLDS (arXiv 2512.04220).
 
@@ -49,7 +49,10 @@ def _right_tokens(mask: Bool[Array, 'B C'], correct: Float[Array, ' B']) -> Bool
 
 @pieces.properties(acts_on=_right_tokens)
 def positive_nll(
-    logprobs: Float[Array, 'B C'], correct: Float[Array, ' B'], *, positive_nll_coef: Coefficient = 0.1
+    logprobs: Float[Array, 'B C'],
+    correct: Float[Array, ' B'],
+    *,
+    positive_nll_coef: Coefficient = 0.1,  # weight of imitating right completions
 ) -> Float[Array, 'B C']:
     """-positive_nll_coef * logprob in right completions, else 0: VAPO (arXiv 2504.05118, eq. 11).
 
@@ -59,7 +62,10 @@ def positive_nll(
 
 
 def behaviour_k2(
-    logprobs: Float[Array, 'B C'], sampler_logprobs: Float[Array, 'B C'], *, behaviour_coef: Coefficient = 1e-3
+    logprobs: Float[Array, 'B C'],
+    sampler_logprobs: Float[Array, 'B C'],
+    *,
+    behaviour_coef: Coefficient = 1e-3,  # strength of the pull to the policy that sampled
 ) -> Float[Array, 'B C']:
     """behaviour_coef * (logprob - sampler's)^2: a pull to the policy that sampled (prime-rl's default with DPPO)."""
     return behaviour_coef * jnp.square(reductions.clamp(logprobs - sampler_logprobs))
@@ -67,13 +73,20 @@ def behaviour_k2(
 
 @pieces.properties(zero_at_first=True)
 def kl_cov(
-    log_ratio: Float[Array, 'B C'], top_covariance: Float[Array, 'B C'], *, kl_cov_coef: Coefficient = 1.0
+    log_ratio: Float[Array, 'B C'],
+    top_covariance: Float[Array, 'B C'],
+    *,
+    kl_cov_coef: Coefficient = 1.0,  # strength of the pull to the old policy, on these tokens
 ) -> Float[Array, 'B C']:
     """kl_cov_coef * |log ratio| on the tokens of highest covariance, else 0: KL-Cov (arXiv 2505.22617, eq. 12)."""
     return kl_cov_coef * top_covariance * jnp.abs(log_ratio)
 
 
-def distill(teacher_kl: Float[Array, 'B C'], *, distill_coef: Coefficient = 1.0) -> Float[Array, 'B C']:
+def distill(
+    teacher_kl: Float[Array, 'B C'],
+    *,
+    distill_coef: Coefficient = 1.0,  # weight of the KL to the teacher
+) -> Float[Array, 'B C']:
     """distill_coef * KL(policy, teacher) at each token: on-policy distillation as a loss.
 
     It is the reverse KL of MiniLLM (arXiv 2306.08543, eq. 1) and GKD (arXiv 2306.13649, section 3.1), but its gradient

@@ -18,7 +18,10 @@ def all_tokens(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
 
 
 def high_entropy(
-    old_entropy: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, entropy_share: PositiveShare = 0.2
+    old_entropy: Float[Array, 'B C'],
+    mask: Bool[Array, 'B C'],
+    *,
+    entropy_share: PositiveShare = 0.2,  # of tokens: those of highest entropy count
 ) -> Float[Array, 'B C']:
     """1 for the entropy_share of tokens with the highest entropy in the minibatch, else 0 (arXiv 2506.01939, eq. 5).
 
@@ -29,7 +32,10 @@ def high_entropy(
 
 
 def m2po(
-    log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, second_moment: Positive = 0.04
+    log_rho: Float[Array, 'B C'],
+    mask: Bool[Array, 'B C'],
+    *,
+    second_moment: Positive = 0.04,  # largest mean of log_rho^2 over the tokens that count
 ) -> Float[Array, 'B C']:
     """1 for tokens that are kept: the largest log_rho^2 are dropped until the others' mean is at most second_moment.
 
@@ -47,8 +53,8 @@ def clip_cov(
     covariance: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
     *,
-    covariance_low: float = 1.0,
-    covariance_high: float = 5.0,
+    covariance_low: float = 1.0,  # tokens of a smaller covariance are never dropped
+    covariance_high: float = 5.0,  # tokens of a larger covariance are never dropped
     covariance_share: PositiveShare = 2e-4,
 ) -> Float[Array, 'B C']:
     """0 for the covariance_share of all tokens that have the highest covariance between the two bounds, else 1.

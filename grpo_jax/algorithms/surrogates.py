@@ -22,8 +22,8 @@ def clip(
     ratio: Float[Array, 'B C'],
     advantages: pieces.Advantages,
     *,
-    clip_low: NotNegative = 0.2,
-    clip_high: NotNegative = 0.2,
+    clip_low: NotNegative = 0.2,  # a token with A < 0 has no gradient once its ratio is below 1 - clip_low
+    clip_high: NotNegative = 0.2,  # a token with A > 0 has no gradient once its ratio is above 1 + clip_high
 ) -> Float[Array, 'B C']:
     """max(-A x, -A clip(x, 1 - clip_low, 1 + clip_high)): PPO (arXiv 1707.06347, eq. 7).
 
@@ -41,7 +41,7 @@ def dual_clip(
     *,
     clip_low: NotNegative = 0.2,
     clip_high: NotNegative = 0.2,
-    # bound of the negative side's loss in units of -A
+    # bound of the loss of a token with A < 0, in units of -A
     dual_clip: Annotated[float, Range(least=1)] = 3.0,
 ) -> Float[Array, 'B C']:
     """clip, but at most -dual_clip A for A < 0, which bounds the loss where x is large (arXiv 1912.09729, eq. 5)."""
@@ -65,12 +65,9 @@ def cispo(
     advantages: pieces.Advantages,
     logprobs: Float[Array, 'B C'],
     *,
-    cispo_cap: Annotated[float, Range(least=1)] = 5.0,  # absolute, not 1 + epsilon
+    cispo_cap: Annotated[float, Range(least=1)] = 5.0,  # largest weight, absolute: 1 + verl's epsilon
 ) -> Float[Array, 'B C']:
-    """-min(x, cispo_cap) A logprob, where only logprob is differentiated: CISPO (arXiv 2506.13585, eq. 4).
-
-    cispo_cap is absolute; verl's epsilon is cispo_cap - 1.
-    """
+    """-min(x, cispo_cap) A logprob, where only logprob is differentiated: CISPO (arXiv 2506.13585, eq. 4)."""
     return -jax.lax.stop_gradient(jnp.minimum(ratio, cispo_cap)) * advantages * logprobs
 
 
@@ -79,8 +76,8 @@ def sapo(
     ratio: Float[Array, 'B C'],
     advantages: pieces.Advantages,
     *,
-    sapo_positive: Annotated[float, Range(least=1e-3, most=1e3)] = 1.0,  # temperature
-    sapo_negative: Annotated[float, Range(least=1e-3, most=1e3)] = 1.05,  # temperature
+    sapo_positive: Annotated[float, Range(least=1e-3, most=1e3)] = 1.0,  # temperature of A > 0
+    sapo_negative: Annotated[float, Range(least=1e-3, most=1e3)] = 1.05,  # temperature of A <= 0
 ) -> Float[Array, 'B C']:
     """-(4 / tau) sigmoid(tau (x - 1)) A, tau = sapo_positive for A > 0, else sapo_negative: SAPO (arXiv 2511.20347)."""
     tau = jnp.where(advantages > 0, sapo_positive, sapo_negative)
@@ -94,8 +91,8 @@ def dppo_tv(
     logprobs: Float[Array, 'B C'],
     base_logprobs: Float[Array, 'B C'],
     *,
-    dppo_low: Positive = 0.2,  # distance of probabilities
-    dppo_high: Positive = 0.2,  # distance of probabilities
+    dppo_low: Positive = 0.2,  # how far a token's probability may fall; where A < 0, what is further has no gradient
+    dppo_high: Positive = 0.2,  # how far it may rise; where A > 0, what is further has no gradient
 ) -> Float[Array, 'B C']:
     """-A x, or 0 where the token's probability has moved too far the way A pushes: DPPO (arXiv 2602.04879), TV form.
 
@@ -130,13 +127,12 @@ def vespo(
     logprobs: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
     *,
-    vespo_powers: tuple[Power, Power] = (2.0, 3.0),
-    vespo_rates: tuple[Power, Power] = (3.0, 2.0),
+    vespo_powers: tuple[Power, Power] = (2.0, 3.0),  # k of the weight W^k e^(lambda (1 - W)): of A > 0, of A <= 0
+    vespo_rates: tuple[Power, Power] = (3.0, 2.0),  # lambda of that weight: of A > 0, of A <= 0
 ) -> Float[Array, 'B C']:
     """-W^k e^(lambda (1 - W)) A logprob, where only logprob is differentiated: VESPO (arXiv 2602.10693).
 
-    W is the product of the row's token ratios. vespo_powers and vespo_rates are k and lambda, each for positive and for
-    other advantages.
+    W is the product of the row's token ratios.
     """
     power, rate = (jnp.where(advantages > 0, *pair) for pair in (vespo_powers, vespo_rates))
     log_product = reductions.clamp(reductions.row_sum(log_ratio, mask))
@@ -151,8 +147,8 @@ def dpo(
     mask: Bool[Array, 'B C'],
     group_ids: Int[Array, ' B'],
     *,
-    dpo_beta: Annotated[float, Range(above=0, most=1e3)] = 0.1,
-    dpo_length_norm: bool = False,
+    dpo_beta: Annotated[float, Range(above=0, most=1e3)] = 0.1,  # larger holds the policy nearer to the reference
+    dpo_length_norm: bool = False,  # logprobs of a pair are means over tokens, not sums
 ) -> Float[Array, 'B C']:
     """-log sigmoid(beta (chosen - rejected)) on the pair's tokens: DPO (arXiv 2305.18290, eq. 7).
 

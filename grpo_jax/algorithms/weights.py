@@ -32,7 +32,9 @@ def sequence_sum(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
 
 
 def constant(
-    mask: Bool[Array, 'B C'], *, loss_denominator: Annotated[float, Range(least=1e-6, most=1e12)] = 1024.0
+    mask: Bool[Array, 'B C'],
+    *,
+    loss_denominator: Annotated[float, Range(least=1e-6, most=1e12)] = 1024.0,  # what the sum over tokens is divided by
 ) -> Float[Array, 'B C']:
     """Weights of the sum over all tokens / loss_denominator."""
     return mask / loss_denominator

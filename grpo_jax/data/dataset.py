@@ -32,8 +32,8 @@ class DataOptions(NamedTuple):
     # its commit or tag, read whatever the folder holds; '': the newest
     revision: Annotated[str, Kind.PATH] = ''
     options: Mapping[str, Any] = MappingProxyType({})  # arguments of its examples()
-    prompts_per_step: Amendable[Count] = 32  # P
-    # Q; longer prompts are left out
+    prompts_per_step: Amendable[Count] = 32  # P, prompts of a step
+    # Q, columns of a prompt; longer prompts are left out
     max_prompt_tokens: Annotated[int, Range(least=2, most=2**31 - 1)] = 64
     prompt_format: Flat[PromptFormat] = PromptFormat()
     strict: Free[bool] = False  # stop at the first malformed row; else they are left out and counted

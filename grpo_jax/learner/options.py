@@ -114,12 +114,12 @@ class Learning(NamedTuple):
 class Optimization(NamedTuple):
     """The numbers of AdamW and its schedule, which counts optimizer updates."""
 
-    learning_rate: Annotated[float, Range(least=0, most=10)] = 1e-6  # after warm-up
+    learning_rate: Annotated[float, Range(least=0, most=10)] = 1e-6  # of AdamW, after warm-up
     schedule: Annotated[str, OneOf(SCHEDULES)] = 'constant'  # after warm-up: constant, linear or cosine to zero
-    warmup: Natural = 0  # updates
-    b1: Decay = 0.9  # of AdamW
-    b2: Decay = 0.95  # of AdamW
-    eps: Annotated[float, Range(above=0, most=1)] = 1e-8  # of AdamW
+    warmup: Natural = 0  # updates in which the learning rate rises to it
+    b1: Decay = 0.9  # of AdamW's mean of gradients
+    b2: Decay = 0.95  # of AdamW's mean of their squares
+    eps: Annotated[float, Range(above=0, most=1)] = 1e-8  # of AdamW's divisor
     weight_decay: Annotated[float, Range(least=0, most=10)] = 0.0  # of AdamW, on every parameter
     max_grad_norm: Positive = 1.0  # longer gradients are scaled down to it
 

@@ -40,7 +40,7 @@ class RewardOptions(NamedTuple):
     deadline: Free[Seconds] = 10.0  # seconds that a part may take on a completion in a worker process
     # threads that judge, and worker processes where a part needs them
     workers: Free[Annotated[int, Range(least=1, most=10_000)]] = 4
-    memory_gib: Free[Gibibytes] = 4.0  # of a worker
+    memory_gib: Free[Gibibytes] = 4.0  # that a worker process may take
     # times that a part of yours is called again after an exception, later each time
     retries: Free[Annotated[int, Range(least=0, most=100)]] = 2
     # share of a step's completions, after the first step, that may lack a part of yours for its exceptions

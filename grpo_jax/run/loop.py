@@ -266,8 +266,8 @@ class Loop:
         self._parts.monitors.evaluation(step, results, last=step == self._steps.stop)
 
     def dump_if_due(self, step: int, draw: Draw, rewarded: Rewards, experience: Experience):
-        """Writes a step's completions, every log.rollouts steps; all processes must call it."""
-        if self.is_due(step, self._dump_every):
+        """Writes a step's completions, every log.rollouts steps and the last step's; all processes must call it."""
+        if self.is_due(step, self._dump_every) or (self._dump_every and step + 1 == self._steps.stop):
             dumped = rows.rollout_rows(draw.examples, draw.rollout, rewarded, experience, self._parts.tokenizer)
             if self._parts.writer:
                 self._parts.writer.rollouts(step, dumped)

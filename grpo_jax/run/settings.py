@@ -65,7 +65,7 @@ class TeacherSource(NamedTuple):
 class Supervised(NamedTuple):
     """The cold start, and the training of reward models: config.supervised."""
 
-    updates: Natural = 0  # 0: none
+    updates: Natural = 0  # updates of the cold start; 0: none
     batch: Count = 128  # demonstrations an update
     optimizer: Optimization = Optimization(learning_rate=1e-3)
 
@@ -91,21 +91,21 @@ class Evaluation(NamedTuple):
     """How often and on how many held-out prompts the policy is evaluated: config.evaluation."""
 
     every: Natural = 0  # steps between evaluations; 0: before and after only
-    prompts: Count = 256  # of the test split
+    prompts: Count = 256  # prompts of the test split
     samples: Count = 8  # k of pass@k and maj@k; drawn at rollout.temperature
 
 
 class CheckpointOptions(NamedTuple):
     """How often checkpoints are saved, and how many are kept: config.checkpoint."""
 
-    every: Count = 50  # steps; the last step is always saved
-    keep: Count = 2  # the newest ones; older ones are deleted
+    every: Count = 50  # steps between checkpoints; the last step is always saved
+    keep: Count = 2  # checkpoints that are kept, the newest; older ones are deleted
 
 
 class LogOptions(NamedTuple):
     """What is logged and measured beside training, and how often: config.log."""
 
-    rollouts: Natural = 10  # steps between dumps of completions; 0: never
+    rollouts: Natural = 10  # steps between dumps of completions; 0: never; the last step's are dumped too
     # steps between measurements of the KL to a reference that no penalty needs; the reference is kept for that alone
     # and changes no training; 0: never
     kl_every: Natural = 0

@@ -276,6 +276,7 @@ def describe_environment() -> dict[str, Any]:
         'command': shlex.join(sys.orig_argv),
         'code': {'version': __version__} | _describe_clone(os.path.dirname(PACKAGE)),
         'python': platform.python_version(),
+        'cores': os.cpu_count(),
         'packages': packages,
         'devices': {
             'platform': devices[0].platform,

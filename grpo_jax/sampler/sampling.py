@@ -23,7 +23,8 @@ class Sampling(NamedTuple):
     max_tokens: Count = 64  # C, the completion budget
     stop_tokens: NoKey[tuple[int, ...]] = ()  # a completion ends with the first of them
     pad_token: NoKey[int] = 0  # fills a completion after its end
-    top_p: PositiveShare = 1.0  # truncation biases training: needs accept_bias
+    # probability of the tokens that may be drawn, the likeliest first; below 1 samples are biased: needs accept_bias
+    top_p: PositiveShare = 1.0
     top_k: Natural = 0  # likeliest tokens that may be drawn; 0: all
     min_p: Share = 0.0  # least probability of a token, as a share of the likeliest one's
     # of tokens that prompt or completion hold, as in transformers (arXiv 1909.05858); 1.0: none

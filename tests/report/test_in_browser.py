@@ -81,6 +81,32 @@ def choose(page, name, value):
     page.settle()
 
 
+CUT = """[...document.querySelectorAll('main *, header *')].filter((element) => {  // what shows only a part of itself
+  if (element.closest('.scroll, .completions, select, .u-over') || !element.clientWidth) return false;
+  const style = getComputedStyle(element);
+  return style.overflowX !== 'visible' && element.scrollWidth > element.clientWidth + 1;
+}).map((element) => element.className || element.tagName)"""
+
+
+@pytest.mark.parametrize('width', [1300, 390])
+def test_nothing_is_cut_at_the_edge_of_a_desktop_or_a_phone(chromium, tmp_path, width):
+    folders = [
+        runs.make(tmp_path / name, algorithm__clip_high=clip) for name, clip in (('a' * 60, 0.2), ('b' * 60, 0.3))
+    ]
+    for path in (report.write_report(folders), report.write_report(folders[:1])):
+        page = chromium.open(path, width=width, height=2000)
+        page.evaluate('document.querySelectorAll("details").forEach((details) => { details.open = true; })')
+        page.settle()
+        assert page.evaluate('document.documentElement.scrollWidth') <= width and page.evaluate(CUT) == []
+
+
+def test_a_metric_says_what_it_is_where_one_points_and_below_its_picture(opened):
+    titles = opened.evaluate('[...document.querySelectorAll(".u-series")].map((row) => row.title).filter(Boolean)')
+    assert any(title.startswith('Mean of the total reward') for title in titles)
+    assert 'Mean of the total reward' in ' '.join(texts(opened, '.meanings dd'))
+    assert 'docs/metrics.md' in ' '.join(texts(opened, '.meanings p'))
+
+
 @pytest.mark.parametrize('width', [1280, 390])
 @pytest.mark.parametrize('dark', [False, True])
 def test_the_page_opens_without_error_or_request_and_fits_its_window(chromium, workdir, width, dark):

@@ -86,7 +86,7 @@ def test_rewards_have_no_interval_over_prompts():
 def test_the_diagnosis_stands_at_the_top_with_its_remedy_and_in_the_timeline(workdir):
     text = text_of(report.write_report([workdir]))
     header, _, rest = text.partition('</header>')
-    assert 'dead all right' in header and '<code>--amend</code>' in header
+    assert 'dead all right' in header and '<code><span class="word">--amend</span></code>' in header
     assert 'evidence' in rest and data_of(report.write_report([workdir]))['marks'] == [
         {'step': 2, 'text': 'dead all right'}
     ]
@@ -183,7 +183,92 @@ def test_two_runs_are_compared_in_words(tmp_path):
     text = text_of(report.write_report([one, two]))
     assert 'only the update program differs; the same are logprobs and sample' in text
     assert 'algorithm.clip_high: 0.2 became 0.28' in text and 'the data are the same' in text
-    assert data_of(os.path.join(one, 'report.html'))['variants'] == ['one', 'two']
+    assert data_of(os.path.join(one, 'report_against_two.html'))['variants'] == ['one', 'two']
+
+
+def test_a_page_with_others_leaves_the_runs_own_page_and_those_with_other_others(tmp_path):
+    one, two = (runs.make(tmp_path / name, seed=seed) for seed, name in enumerate(('one', 'two')))
+    deep = runs.make(tmp_path / 'sweep' / 'dapo' / '0', algorithm__clip_high=0.28)
+    alone = text_of(report.write_report([one], inline_bytes=100))
+    paths = [report.write_report([one, *others]) for others in ([two], [deep], [two, deep], [one])]
+    names = ['report_against_two.html', 'report_against_sweep-dapo-0.html', 'report_against_two_sweep-dapo-0.html']
+    assert [os.path.basename(path) for path in paths] == [*names, 'report.html']
+    report.write_report([one], inline_bytes=100)
+    report.write_report([one, two])
+    assert text_of(os.path.join(one, 'report.html')) == alone
+    assert os.listdir(os.path.join(one, 'report_rollouts'))  # of the own page
+
+
+def test_a_page_with_very_many_others_has_a_name_that_fits(tmp_path):
+    stems = {write.page_stem(['here', *(f'{letter}{i}' * 40 for i in range(9))]) for letter in 'ab'}
+    assert len(stems) == 2 and all(len(os.path.basename(stem)) < 140 for stem in stems)
+
+
+# what the head says
+
+
+def head_of(path):
+    """{name: value} of the facts in the head."""
+    return dict(re.findall(r'<dt>(.*?)</dt><dd>(.*?)</dd>', text_of(path).partition('</dl>')[0]))
+
+
+def begun_by(folder, command):
+    """The folder of a run with the environment of a command."""
+    devices = {'platform': 'gpu', 'kind': 'NVIDIA L4', 'count': 1, 'processes': 1}
+    entry = {'begun': '2026-11-27T21:00:00+00:00', 'command': command, 'python': '3.12.3', 'cores': 12}
+    with open(os.path.join(folder, 'environment.json'), 'w', encoding='utf8') as file:
+        json.dump([entry | {'packages': {'jax': '0.11.2'}, 'devices': devices, 'code': {'version': '0.1.0'}}], file)
+    return folder
+
+
+def test_the_head_says_experiment_preset_pieces_time_and_machine(workdir):
+    head = head_of(
+        report.write_report([begun_by(workdir, 'python -m grpo_jax.train --config=arithmetic:rloo --workdir=x')])
+    )
+    assert (head['experiment'], head['preset'], head['machine']) == ('arithmetic', 'rloo', '1 x NVIDIA L4, 12 cores')
+    assert head['pieces'] == 'advantage group_mean, ratio token, surrogate clip, weights fixed_length'
+    # sample 1 s and update .5 + i s of the steps 0 to 3
+    assert head['time of all steps'] == '12 s' and head['jax'] == '0.11.2, Python 3.12.3'
+
+
+@pytest.mark.parametrize('command, expected', [
+    ('python -m grpo_jax.train --config=configs/arithmetic.py --workdir=x', ('configs/arithmetic.py', 'dr_grpo')),
+    ('grpo-jax train --config gsm8k --workdir=x', ('gsm8k', 'dr_grpo')),
+    ('python -m grpo_jax sweep --config=arithmetic --presets=all --workdir=x', ('arithmetic', 'grpo')),
+    ('python -m grpo_jax.train --config=gone.py --workdir=x', ('gone.py', '')),
+    ('python notebook.py', ('', '')),
+])  # fmt: skip
+def test_experiment_and_preset_are_those_of_the_command(tmp_path, command, expected):
+    folder = begun_by(runs.make(tmp_path / 'grpo' / '0'), command)
+    assert content.find_experiment(read.read_run(folder)) == expected
+
+
+@pytest.mark.parametrize('seconds, text', [(0.4, ''), (61, '1 min 1 s'), (3600, '1 h'), (7384.6, '2 h 3 min')])
+def test_times_are_said_in_two_units(seconds, text):
+    assert (
+        content.count_time(read.Run('x', {}, [], [{'step': 0, 'sample': seconds, 'host_mib': 9.0}], [], [], [], [], []))
+        == text
+    )
+
+
+def test_the_time_has_the_cold_starts_updates(workdir):
+    runs.write(workdir, name='cold_start/timings.jsonl', rows=[{'step': 0, 'update': 48.0}])
+    assert content.count_time(read.read_run(workdir)) == '1 min'
+
+
+def test_every_metric_that_is_drawn_has_what_the_page_of_metrics_says(workdir):
+    data = data_of(report.write_report([workdir]))
+    said = {
+        line['name']: line['meaning']
+        for section in data['sections']
+        for panel in section['panels']
+        for line in panel['lines']
+    }
+    assert said['reward'].startswith('Mean of the total reward, shaping by length included. Unit: reward. Usual: rises')
+    assert said['reward/a'].startswith('Mean of a part over the completions') and said['own'] == ''
+    assert said['greedy'].startswith('Share of prompts whose most likely completion is right')
+    assert said['update'].startswith('Seconds of each stage')
+    assert not [name for name, text in said.items() if name != 'own' and not re.fullmatch(r'[A-Z1-9].*\.', text)]
 
 
 def test_a_folder_named_twice_counts_once(workdir):

@@ -1,25 +1,30 @@
 """The contents of a report as plain values: header, curves, timeline and comparison."""
 
 from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+import importlib.metadata
+import itertools
 import os
+import re
 from typing import Any
 
+from grpo_jax.algorithms.algorithm import MODULES
 from grpo_jax.diagnose import MONITORS
 from grpo_jax.errors import BadInput
-from grpo_jax.run import steering
+from grpo_jax.run import config_file, steering
 from grpo_jax.text import escape
 from grpo_jax.tools import provenance
 from grpo_jax.tools.report import panels, verdict
-from grpo_jax.tools.report.read import Run, Variant
+from grpo_jax.tools.report.read import Run, Variant, as_number, read_lines
 
 SHOWN_VARIANTS = 12  # variants with a comparison in words, and with rollouts
 MOST_ROWS = 500  # of the timeline
+NO_PIECE = ('none', 'all_tokens')  # pieces that do nothing
+STAGES = ('evaluate', 'sample', 'reward', 'observe', 'update')  # of a step, in timings.jsonl
 # fact of a run -> keys of its config
 FACTS = {
     'model': ('model.path',),
     'data': ('data.name', 'data.path'),
-    'advantage': ('algorithm.advantage',),
-    'surrogate': ('algorithm.surrogate',),
     'prompts a step': ('data.prompts_per_step',),
     'completions a prompt': ('rollout.group_size',),
     'temperature': ('rollout.temperature',),
@@ -43,15 +48,17 @@ def make_header(variants: Sequence[Variant], notes: Sequence[str]) -> dict[str, 
         'diagnoses': causes_first(row for row in timeline(variants) if row['kind'] == 'diagnosis'),
         'timeline': list(timeline(variants))[:MOST_ROWS],
         'comparisons': list(comparisons(variants)),
-        'command': next((str(entry.get('command', '')) for entry in first.runs[0].environment), ''),
+        'begun_by': next((str(entry.get('command', '')) for entry in first.runs[0].environment), ''),
         'notes': [*(note for variant in variants for run in variant.runs for note in run.notes), *notes],
         'unfinished': not all(run.finished for variant in variants for run in variant.runs),
     }
 
 
 def facts(variant: Variant) -> Iterator[tuple[str, str]]:
-    """Yields (name, value) of a variant's main settings: seeds, model, data, algorithm, devices, code."""
+    """Yields (name, value) of a variant's experiment, main settings and pieces, and of its time, machine and code."""
     run, seeds = variant.runs[0], [str(run.config.get('seed')) for run in variant.runs]
+    experiment, preset = find_experiment(run)
+    yield from (pair for pair in (('experiment', experiment), ('preset', preset)) if pair[1])
     yield 'seeds' if len(seeds) > 1 else 'seed', ', '.join(seeds)
     own = {key: text for key, text in run.pieces.items() if 'sha256' in text}  # of the user's
     for name, keys in (FACTS | {key.removeprefix('algorithm.'): (key,) for key in own}).items():
@@ -61,13 +68,57 @@ def facts(variant: Variant) -> Iterator[tuple[str, str]]:
             values.append(os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value)
         if text := ' '.join(str(value) for value in values if value not in (None, '')):
             yield name, text
+    chosen = {key: steering.value_of(run.config, f'algorithm.{key}') for key in MODULES}
+    pieces = [
+        f'{key} {" and ".join(map(str, value)) if isinstance(value, list) else value}'
+        for key, value in chosen.items()
+        if value and value not in NO_PIECE
+    ]
+    if pieces:
+        yield 'pieces', ', '.join(pieces)
+    if time := count_time(run):
+        yield 'time of all steps', time
     for entry in run.environment[:1]:
-        code, devices = entry.get('code'), entry.get('devices')
+        code, devices, packages = (entry.get(key) for key in ('code', 'devices', 'packages'))
         if isinstance(devices, dict):
-            yield 'devices', f'{devices.get("count")} {devices.get("kind")}'
+            cores = f', {entry["cores"]} cores' if entry.get('cores') else ''
+            yield 'machine', f'{devices.get("count")} x {devices.get("kind")}{cores}'
+        if isinstance(packages, dict):
+            yield 'jax', f'{packages.get("jax")}, Python {entry.get("python")}'
         if isinstance(code, dict):
             yield 'grpo_jax', steering.code_name(code)
         yield 'begun', str(entry.get('begun', ''))[:16].replace('T', ' ')
+
+
+def find_experiment(run: Run) -> tuple[str, str]:
+    """Returns (experiment, preset) by the command that began a run; '' for what it does not tell, as from Python.
+
+    A preset that the command left out is the one that the experiment's file has now; a run of a sweep lies in a folder
+    with its preset's name.
+    """
+    command = next((str(entry.get('command', '')) for entry in run.environment), '')
+    named = re.search(r"""--config[= ]([^\s'":]+)(?::([\w./-]+))?""", command)
+    if not named:
+        return '', ''
+    experiment, preset = named[1], named[2] or ''
+    if ' sweep ' in command:
+        return experiment, os.path.basename(os.path.dirname(os.path.abspath(run.folder)))
+    if not preset:
+        with contextlib.suppress(BadInput, OSError, UnicodeDecodeError):
+            with open(config_file.locate(experiment), encoding='utf8') as file:
+                declared = re.search(r"^def get_config\(preset='(\w+)'", file.read(), re.MULTILINE)
+            preset = declared[1] if declared else ''
+    return experiment, preset
+
+
+def count_time(run: Run) -> str:
+    """Returns the seconds of all stages of all steps in words, like '3 min 4 s', the cold start's too; '' for none."""
+    rows = itertools.chain(run.timings, read_lines(os.path.join(run.folder, 'cold_start', 'timings.jsonl'), []))
+    times = (as_number(row.get(stage)) for row in rows for stage in STAGES)
+    minutes, rest = divmod(round(sum(time for time in times if time > 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [f'{number} {unit}' for number, unit in ((hours, 'h'), (minutes, 'min'), (rest, 's')) if number]
+    return ' '.join(parts[:2])
 
 
 def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
@@ -114,12 +165,18 @@ def comparisons(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
 
 
 def make_data(variants: Sequence[Variant]) -> dict[str, Any]:
-    """Returns the data of the scripts: each variant's name and number of seeds, panels by section, marked steps."""
+    """Returns the data of the scripts: each variant's name and number of seeds, panels by section, marked steps.
+
+    docs: the address of docs/metrics.md; '' where pyproject.toml names no repository.
+    """
     marks = {(row['step'], escape(row['title'] or row['kind'])) for row in timeline(variants)}
+    addresses = importlib.metadata.metadata('grpo_jax').get_all('Project-URL') or []
+    repository = ''.join(url.partition(', ')[2] for url in addresses if url.startswith('Repository, '))
     return {
         'variants': [escape(variant.name) for variant in variants],
         'seeds': [len(variant.runs) for variant in variants],
         'sections': panels.make_sections(variants),
+        'docs': f'{repository}/blob/main/docs/metrics.md' if repository else '',
         'marks': [{'step': step, 'text': text} for step, text in sorted(marks)][:200],
     }
 

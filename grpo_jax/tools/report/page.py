@@ -40,7 +40,7 @@ def write_page(
     header: the template's values; data: the scripts' values; inline: (id, JSON) of further data in the page, read one
     at a time. Raises CannotWrite when the disk refuses the file.
     """
-    before, marked, after = _render(header, bool(data['beside'])).partition('<!-- data -->')
+    before, marked, after = _render(header, bool(data['split'] or data['stamp'])).partition('<!-- data -->')
     assert marked, 'the template has a place for the data'
     with atomic_write(path) as file:
         file.write(before)

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 import fnmatch
+import functools
 import glob
+import os
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +16,7 @@ from grpo_jax.tools.report.read import Variant, as_number
 
 POINTS = 1000  # of a curve; a longer one is drawn as mean, min and max over blocks of neighbouring steps
 DIGITS = 6
+METRICS = os.path.join(os.path.dirname(__file__), 'assets', 'metrics.md')  # docs/metrics.md
 
 
 class Panel(NamedTuple):
@@ -142,7 +146,7 @@ def _make_contents(panel, variants, names: list[str]) -> Iterable[dict[str, Any]
     alone = len(variants) == 1
     for metrics in [chosen] if alone and chosen else [[name] for name in chosen]:
         lines = [
-            line | {'name': escape(name), 'variant': index}
+            line | {'name': escape(name), 'variant': index, 'meaning': find_meaning(panel.file, name)}
             for name in metrics
             for index, variant in enumerate(variants)
             if (line := make_line(variant, panel.file, name))
@@ -151,6 +155,38 @@ def _make_contents(panel, variants, names: list[str]) -> Iterable[dict[str, Any]
         content = {'title': escape(title), 'note': panel.note if metrics[0] == chosen[0] else '', 'lines': lines}
         stacked = panel.stacked and alone and len(lines) > 1
         yield content | {'stacked': stacked, 'logarithmic': panel.logarithmic, 'points': panel.file == 'evaluations'}
+
+
+def find_meaning(file: str, name: str) -> str:
+    """Returns what docs/metrics.md says of a metric: formula, unit and usual range; '' for a name that it lacks.
+
+    file: the field of Run with the metric.
+    """
+    for pattern, meaning in _read_meanings()[file]:
+        if fnmatch.fnmatchcase(name, pattern):
+            return meaning
+    return ''
+
+
+@functools.cache
+def _read_meanings():
+    """{field of Run: [(pattern of a name, what the page says of it)]}."""
+    with open(METRICS, encoding='utf8') as page:
+        _, *sections = re.split(r'^## (\S+)\n', page.read(), flags=re.MULTILINE)
+    known = {panel.file: [] for panels in SECTIONS.values() for panel in panels}
+    for heading, text in zip(sections[::2], sections[1::2], strict=True):
+        field = 'cold_start' if '/' in heading else heading.removesuffix('.jsonl')
+        for row in re.findall(r'^\| (`.*) \|$', text, re.MULTILINE):
+            plain = re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', row)  # a link's words alone
+            names, *cells = (cell.strip() for cell in plain.split(' |'))
+            formula, unit, usual = (cell.replace('`', '') for cell in cells[:3])
+            meaning = (
+                f'{formula[:1].upper()}{formula[1:]}.'
+                + f' Unit: {unit}.' * bool(unit)
+                + f' Usual: {usual}.' * bool(usual)
+            )
+            known[field] += [(name, meaning) for name in re.findall('`([^`]+)`', names)]
+    return known
 
 
 def make_line(variant: Variant, file: str, name: str) -> dict[str, Any] | None:

@@ -2,28 +2,31 @@
 
 from collections.abc import Sequence
 import os
+import re
 import shutil
 import time
+import zlib
 
 from grpo_jax.hosts.files import atomic_write, writing
 from grpo_jax.text import escape
 from grpo_jax.tools.report import content, page, rollouts
 from grpo_jax.tools.report.read import Variant, find_runs, read_variants
 
-FILE, BESIDE, STAMP = 'report.html', 'report_rollouts', 'report_stamp.js'
+STEM = 'report'  # of the page's name; rollouts and stamp beside it begin with the same
+LONGEST_STEM = 120
 INLINE_BYTES = 12 << 20  # of rollouts in the page; when there are more, all lie in files beside it
 LOOK_EVERY = 2.0  # seconds between looks at a run that is followed
 FOLLOWED = ('metrics.jsonl', 'evaluations.jsonl', 'events.jsonl', 'rollouts')
 
 
 def write_report(folders: Sequence[str], inline_bytes: int = INLINE_BYTES, stamp: int = 0) -> str:
-    """Writes report.html into the first folder, and returns its path.
+    """Writes the page into the first folder, and returns its path: report.html, with others report_against_....html.
 
     folders: of runs or sweeps; inline_bytes: most bytes of rollouts in the page; stamp: if not 0, the page reloads when
     the stamp file beside it changes. Raises BadInput for a folder without a run, and CannotWrite when the disk refuses
     the file; an earlier report then stays.
     """
-    return _write(read_variants(folders), folders[0], inline_bytes, stamp)
+    return _write(read_variants(folders), page_stem(folders), inline_bytes, stamp)
 
 
 def follow(folders: Sequence[str], look_every: float = LOOK_EVERY) -> str:
@@ -38,21 +41,35 @@ def follow(folders: Sequence[str], look_every: float = LOOK_EVERY) -> str:
             variants = read_variants(folders)
             done = all(run.finished for variant in variants for run in variant.runs)
             stamp, seen = stamp + 1, state
-            path = _write(variants, folders[0], INLINE_BYTES, 0 if done else stamp)
+            path = _write(variants, page_stem(folders), INLINE_BYTES, 0 if done else stamp)
             if stamp == 1 and not done:
                 print(f'{path}, written again whenever the run writes', flush=True)
-            with atomic_write(os.path.join(folders[0], STAMP)) as file:
+            with atomic_write(f'{page_stem(folders)}_stamp.js') as file:
                 file.write(f'reportStamp({stamp});\n')
             if done:
                 return path
         time.sleep(look_every)
 
 
-def _write(variants: list[Variant], folder, inline_bytes, stamp):
+def page_stem(folders: Sequence[str]) -> str:
+    """Returns the path of the page without its ending, in the first folder; folders beside it are in its name."""
+    first, *others = dict.fromkeys(os.path.abspath(folder) for folder in folders)
+    names = []
+    for other in others:
+        parts = os.path.relpath(other, os.path.dirname(first)).split(os.sep)
+        name = '-'.join(part for part in parts if part not in (os.curdir, os.pardir)) or os.path.basename(other)
+        names.append(re.sub(r'[^\w.-]+', '-', name, flags=re.ASCII))
+    stem = '_'.join([STEM, *['against'] * bool(names), *names])
+    if len(stem) > LONGEST_STEM:
+        stem = f'{stem[:LONGEST_STEM]}_{zlib.crc32(stem.encode()):08x}'
+    return os.path.join(folders[0], stem)
+
+
+def _write(variants: list[Variant], stem, inline_bytes, stamp):
     """Writes the page with its rollouts, or its rollouts beside it. Returns its path."""
     notes: list[str] = []
     inline: list[tuple[str, str]] = []
-    index, size, beside = [], 0, os.path.join(folder, BESIDE)
+    index, size, beside = [], 0, f'{stem}_rollouts'
     fresh = f'{beside}.writing'
     shutil.rmtree(fresh, ignore_errors=True)  # from a killed process
     for number, (name, run) in enumerate(content.shown_runs(variants)):
@@ -70,9 +87,9 @@ def _write(variants: list[Variant], folder, inline_bytes, stamp):
     if split:
         _write_beside(fresh, inline)
         inline.clear()
-    data = content.make_data(variants) | {'rollouts': index, 'beside': BESIDE if split or stamp else ''}
+    data = content.make_data(variants) | {'rollouts': index, 'stem': os.path.basename(stem)}
     data |= {'stamp': stamp, 'split': split}
-    header, path = content.make_header(variants, notes), os.path.join(folder, FILE)
+    header, path = content.make_header(variants, notes), f'{stem}.html'
     with writing(beside):
         shutil.rmtree(beside, ignore_errors=True)
         if split:

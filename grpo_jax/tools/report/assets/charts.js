@@ -3,7 +3,7 @@
 (() => {
   const {make, number, color} = Report;
   const COLORS = 8;
-  const HEIGHT = 190;
+  const HEIGHT = 205;
   const DASHES = [[], [6, 4], [2, 3]];
   const drawn = new Map(); // element -> uPlot
 
@@ -36,6 +36,7 @@
       const common = {points: {show: panel.points || single, size: 6, fill: paint}, stroke: paint, spanGaps: true};
       series.push({
         ...common,
+        meaning: line.meaning,
         label: several ? Report.data.variants[line.variant] : line.name,
         width: 1.75,
         dash: DASHES[Math.floor(index / COLORS) % DASHES.length],
@@ -65,7 +66,7 @@
       const paint = colorOf(place);
       const fill = faded(paint, 45);
       series.push({
-        label: line.name, stroke: paint, width: 1, points: {show: raw[0].length < 2},
+        label: line.name, meaning: line.meaning, stroke: paint, width: 1, points: {show: raw[0].length < 2},
         fill: place ? undefined : fill, value: (u, _, at, i) => (i === null ? '' : number(raw[at][i])),
       });
       if (place) bands.push({series: [place + 1, place], fill});
@@ -149,13 +150,14 @@
         y: positive ? {distr: 3} : {range: (_, low, high) => range(panel, low, high)},
       },
       axes: [
-        {...axis, size: 26, space: 60, values: (_, ticks) => ticks.map((x) => (Number.isInteger(x) ? number(x, 6) : ''))},
+        {...axis, size: 26, space: 60, label: 'step', labelSize: 18, labelFont: axis.font, values: (_, ticks) => ticks.map((x) => (Number.isInteger(x) ? number(x, 6) : ''))},
         {...axis, size: 48, space: 32, values: (_, ticks) => ticks.map((y) => (y === null ? '' : number(y)))},
       ],
       cursor: {sync: {key: 'steps'}, drag: {x: true, y: false}, points: {size: 6}},
       legend: {show: true, live: true},
       hooks: {draw: [whiskers(panel), marks], ready: [rest], setCursor: [rest]},
     }, data, place);
+    plot.root.querySelectorAll('.u-series').forEach((row, i) => { row.title = plot.series[i].meaning ?? ''; });
     drawn.set(place, plot);
   }
 
@@ -182,12 +184,22 @@
     return make('table', {}, make('thead', {}, make('tr', {}, ...heads.map((text) => make('th', {scope: 'col', text})))), make('tbody', {}, ...rows));
   }
 
+  // what each metric of a panel is, by docs/metrics.md
+  function meanings(panel) {
+    const known = new Map(); // meaning -> names
+    for (const {name, meaning} of panel.lines.filter((line) => line.meaning)) known.set(meaning, (known.get(meaning) ?? new Set()).add(name));
+    if (!known.size) return [];
+    const page = Report.data.docs ? make('a', {href: Report.data.docs, text: 'docs/metrics.md'}) : 'docs/metrics.md';
+    const list = make('dl', {}, ...[...known].map(([text, names]) => make('div', {}, make('dt', {text: [...names].join(', ')}), make('dd', {text}))));
+    return [make('div', {class: 'meanings'}, list, make('p', {}, 'More in ', page, '.'))];
+  }
+
   function figure(panel) {
     const place = make('div', {class: 'plot', role: 'img', 'aria-label': summary(panel)});
     const scroll = make('div', {class: 'scroll numbers', tabindex: 0, role: 'region', 'aria-label': `Numbers of ${panel.title}`});
     const numbers = make('details', {class: 'numbers', on: {toggle: () => {
       if (numbers.open && !scroll.firstChild) scroll.append(table(panel));
-    }}}, make('summary', {text: 'Numbers'}), scroll);
+    }}}, make('summary', {text: 'What it is, and its numbers'}), ...meanings(panel), scroll);
     const caption = make('figcaption', {}, make('h3', {text: panel.title}));
     if (panel.note) caption.append(make('p', {text: panel.note}));
     return [make('figure', {class: 'panel'}, caption, place, numbers), place];
@@ -202,10 +214,12 @@
   function unchanged(panels) {
     if (!panels.length) return [];
     const values = new Map();
+    const titles = new Map();
     for (const line of panels.flatMap((panel) => panel.lines)) {
       values.set(line.name, [...new Set([...(values.get(line.name) ?? []), number(line.values[0])])]);
+      titles.set(line.name, line.meaning);
     }
-    const list = make('dl', {}, ...[...values].map(([name, texts]) => make('div', {}, make('dt', {text: name}), make('dd', {text: texts.join(', ')}))));
+    const list = make('dl', {}, ...[...values].map(([name, texts]) => make('div', {title: titles.get(name)}, make('dt', {text: name}), make('dd', {text: texts.join(', ')}))));
     return [make('div', {class: 'unchanged'}, make('p', {text: 'The same in all steps:'}), list)];
   }
 

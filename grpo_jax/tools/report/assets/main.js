@@ -41,7 +41,7 @@
   };
   setInterval(() => {
     if (document.hidden) return;
-    const script = Report.make('script', {src: `report_stamp.js?${Date.now()}`, on: {load: () => script.remove(), error: () => script.remove()}});
+    const script = Report.make('script', {src: `${Report.data.stem}_stamp.js?${Date.now()}`, on: {load: () => script.remove(), error: () => script.remove()}});
     document.head.append(script);
   }, 2000);
 })();

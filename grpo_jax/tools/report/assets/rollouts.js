@@ -45,7 +45,7 @@
   function fetchBeside(key) {
     return new Promise((resolve, reject) => {
       waiting.set(key, resolve);
-      const source = `${Report.data.beside}/${key}.js?${Report.data.stamp}`;
+      const source = `${Report.data.stem}_rollouts/${key}.js?${Report.data.stamp}`;
       const script = make('script', {src: source, on: {error: () => reject(new Error(`${source} is not there`))}});
       document.head.append(script);
     });

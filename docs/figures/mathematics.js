@@ -1,2 +1,0 @@
-// MathJax also reads $...$, as GitHub does
-window.MathJax = { tex: { inlineMath: [['$', '$']] } };
