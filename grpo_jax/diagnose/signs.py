@@ -173,6 +173,8 @@ class Context(NamedTuple):
             'amend_paid': '--branch=DIR --config.collection.gate=reward' if self.gate == 'outcome' else '--amend',
             'branch_paid': '--branch=DIR' + ' --config.collection.gate=reward' * (self.gate == 'outcome'),
             'lower_rate': f'{self.learning_rate / 10:g}',
+            'third_rate': f'{self.learning_rate / 3:.2g}',
+            'far_lower_rate': f'{self.learning_rate / 30:.2g}',
             'higher_rate': f'{self.learning_rate * 10 or 1e-6:g}',
             'norm': f'{self.max_grad_norm / 10:g}',
             'margin': f'{self.max_tokens // 2}',

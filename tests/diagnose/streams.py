@@ -81,6 +81,16 @@ def from_step(start: int, value: Any, before: Any):
 
 DEAD: dict[str, Any] = {'reward': 0.0, 'reward/numeric': 0.0, 'dead_groups': 1.0, 'advantage_abs': 0.0}
 
+# labs/sums at a learning rate of 1e-3, seed 0
+STILL_TOO_HIGH: dict[str, Any] = {
+    'reward': (0.4648, 0.4258, 0.2773, 0.4258, 0.3672).__getitem__,
+    'reward/numeric': (0.4648, 0.4258, 0.2773, 0.4258, 0.3672).__getitem__,
+    'reward_std': 0.49,
+    'entropy': (0.3268, 0.1305, 0.0892, 0.0806, 0.0797).__getitem__,
+    'length': (10.93, 15.85, 17.52, 17.49, 17.85).__getitem__,
+    'groups_all_wrong': (0.0, 0.1562, 0.4688, 0.2812, 0.4375).__getitem__,
+}
+
 MUST: dict[str, list[Stream]] = {
     'large_updates': [
         # 0.4 loses more than half of its deviation, 0.4, in a step, and the entropy falls to a hundredth
@@ -94,6 +104,21 @@ MUST: dict[str, list[Stream]] = {
             rows(4, entropy=None, length=from_step(2, 60.0, 20.0), reward=from_step(2, 0.05, 0.4)),
             'length 20 in step 0, 60 in steps 2 to 3',
             RUN,
+        ),
+        # labs/sums at 1e-3, as measured: the reward falls slowly; at step 4 the entropy is a quarter of its first value
+        Stream(
+            rows(5, **STILL_TOO_HIGH), 'entropy 0.327 in step 0, 0.0801 in steps 3 to 4; groups_all_wrong 0 in', RUN
+        ),
+        # no group tells, but held-out prompts do, while greedy accuracy rises
+        Stream(
+            rows(12, entropy=lambda step: 0.41 * 0.81**step, groups_all_wrong=None),
+            'pass@8 0.97 at step 0, 0.91 at step 11; greedy 0.40 at step 0, 0.55 at step 11',
+            RUN._replace(
+                evaluations=(
+                    {'step': 0, 'greedy': 0.4, 'pass@1': 0.3, 'pass@2': 0.5, 'pass@8': 0.97},
+                    {'step': 11, 'greedy': 0.55, 'pass@1': 0.5, 'pass@2': 0.6, 'pass@8': 0.91},
+                )
+            ),
         ),
     ],
     'unverified_advantage': [

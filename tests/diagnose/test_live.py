@@ -16,7 +16,7 @@ from grpo_jax.run.rows import recorded_events
 from tests import tiny_run
 from tests.diagnose import streams
 
-EVENT_KEYS = ['step', 'event', 'monitor', 'seen', 'evidence', 'cause', 'remedy']
+EVENT_KEYS = ['step', 'event', 'monitor', 'seen', 'evidence', 'cause', 'remedy', 'command']
 
 
 def collapsing(**changes):
@@ -44,7 +44,7 @@ def collapsed(tmp_path_factory):
 def test_a_run_at_learning_rate_1_is_named_within_three_steps(collapsed):
     first = [(step, monitor) for step, monitor in diagnosed(collapsed) if step <= 3]
     assert first
-    assert {'dead_run', 'entropy_collapse'} & {monitor for _, monitor in first}
+    assert {'large_updates', 'dead_run', 'entropy_collapse'} & {monitor for _, monitor in first}
 
 
 def test_what_was_told_stands_beside_the_curves(collapsed):
