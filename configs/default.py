@@ -124,7 +124,7 @@ def get_config(preset='grpo'):
     config.log.hang_after = 0.0          # seconds that a step may take before the run ends with all stacks; 0: any
 
     _apply(config, preset)
-    return config.lock()  # a misspelt key in an experiment is an error
+    return settings.lock(config)  # a misspelt key in an experiment is an error
 
 
 def _apply(config, preset):

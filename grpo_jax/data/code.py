@@ -33,7 +33,7 @@ def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
         raise BadInput('data.options.name', name, f'choose one of {", ".join(converters)}')
     splits = ['test'] if name == 'humaneval' else [*SPLITS]
     if split not in splits:
-        raise BadInput('split', split, f'{name} has only {", ".join(splits)}; choose another data.options.name')
+        raise BadInput('data.options.name', name, f'has no split {split}, only {", ".join(splits)}; choose another')
     subset = os.path.join(folder, SUBSETS[name])
     if os.path.isdir(subset):
         return convert_rows(converters[name], files.rows(subset, split))

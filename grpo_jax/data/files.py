@@ -50,7 +50,9 @@ def open_subset(folder: str, subset: str, main: str = 'default') -> str:
         return inside
     if subset not in ('', main):
         raise BadInput(
-            'data.options.subset', subset, f"{folder} has no such subfolder, but {_subfolders(folder)}; use one, or ''"
+            'data.options.subset',
+            subset,
+            f"is no subfolder of {folder}, which has {_subfolders(folder) or 'none'}; use another, or ''",
         )
     return folder
 
@@ -104,11 +106,12 @@ def _paths(folder, split, prefix, one_split):
                 'data file', paths[0], f'is one of {int(shards[1])} shards, but {len(paths)} are there; fetch all'
             )
         return paths
+    names = f', but the subfolders {names}' if (names := _subfolders(folder)) else ''
     raise BadInput(
         'data.options.folder',
         folder,
         f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no folder of tensorflow-datasets or '
-        f'save_to_disk, but {_subfolders(folder)}; set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
+        f'save_to_disk{names}; set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
         if os.path.isdir(folder)
         else 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set',
     )
@@ -126,9 +129,9 @@ def _paths_by_name(folder, split, prefix):
 
 
 def _subfolders(folder):
-    """A text that lists the folder's subfolders."""
-    names = sorted(os.path.basename(path[:-1]) for path in glob.glob(os.path.join(glob.escape(folder), '*/')))
-    return f'the subfolders {", ".join(names)}' if names else 'no subfolders'
+    """The names of a folder's subfolders, in a text."""
+    paths = glob.glob(os.path.join(glob.escape(folder), '*/'))
+    return ', '.join(sorted(os.path.basename(path[:-1]) for path in paths))
 
 
 def _saved_paths(folder, split, one_split):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import files, processes
 
 
@@ -25,14 +25,16 @@ def read(path: str | os.PathLike, remedy: str = 'bring it back from a copy') -> 
         with open(path, encoding='utf8') as file:
             return json.load(file)
     except (OSError, ValueError, RecursionError) as error:  # ValueError: malformed JSON, or no UTF-8
-        raise BadInput(os.fspath(path), 'unreadable', f'{error}; {remedy}') from None
+        raise BadInput(os.fspath(path), NO_VALUE, f'cannot be read: {error}; {remedy}') from None
 
 
 def read_object(path: str | os.PathLike, remedy: str = 'bring it back from a copy') -> dict[str, Any]:
     """The object in a JSON file, as a dict. Raises BadInput as read does, and for a value that is no object."""
     value = read(path, remedy)
     if not isinstance(value, dict):
-        raise BadInput(os.fspath(path), type(value).__name__, f'must be an object with named fields; {remedy}')
+        raise BadInput(
+            os.fspath(path), NO_VALUE, f'holds a {type(value).__name__} and not an object with named fields; {remedy}'
+        )
     return value
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import textwrap
 
@@ -20,6 +21,7 @@ FOLDERS = ('workdir', 'branch', 'out', 'folder', 'other', 'cache', 'to')  # flag
 # that the first step needs. The environment variable, if set, wins
 CACHE_FROM, CACHED_FROM = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', 0.1
 LONGEST = 1000  # characters of a library's error message about the command line
+MISSING = re.compile(r'Flag (--\w+) must have a value other than None')  # absl's words for a flag that must be given
 
 
 def define_flags(workdir=True, required=True):
@@ -97,7 +99,7 @@ def run(main):
             with signals.listening(), processes.session(*place, end=signals.stop_now):
                 main()
         except (BadInput, CannotWrite, processes.OtherFailed) as error:
-            text = f'error: {console.one_line(str(error))}'
+            text = _error_text(error)
             if processes.has_others():  # an ordinary exit waits for the other processes, and aborts
                 signals.stop_now(text, error.status)
             _print_last(text)
@@ -113,6 +115,11 @@ def run(main):
         app.run(guarded, flags_parser=_parse)
     except KeyboardInterrupt:
         signals.stop_now('stopped by Ctrl-C', INTERRUPTED)
+
+
+def _error_text(error):
+    """The lines of an error: one for each thing that it refuses."""
+    return '\n'.join(f'error: {console.one_line(str(one))}' for one in getattr(error, 'refusals', [error]))
 
 
 def _print_last(text):
@@ -165,8 +172,10 @@ def _parse(argv):
                 )
         return arguments
     except BadInput as error:
-        message = str(error)
+        text = _error_text(error)
     except Exception as error:  # absl and ml_collections raise many kinds of errors
-        message = console.one_line(str(error))[:LONGEST] or type(error).__name__
-    print(f'error: {message}', file=sys.stderr)
+        missing = MISSING.findall(str(error))
+        message = f'{" and ".join(missing)} must be given' if missing else console.one_line(str(error))[:LONGEST]
+        text = f'error: {message or type(error).__name__}'
+    print(text, file=sys.stderr)
     sys.exit(2)

@@ -24,7 +24,7 @@ import numpy as np
 
 from grpo_jax import PACKAGE, data, statistics, supervised, train
 from grpo_jax.algorithms import Algorithm
-from grpo_jax.errors import BadInput, InUse
+from grpo_jax.errors import NO_VALUE, BadInput, InUse
 from grpo_jax.figures import LEVEL
 from grpo_jax.hosts import json_file
 from grpo_jax.hosts.files import atomic_folder, writing
@@ -75,7 +75,9 @@ def run(
     variants, functions = variants or {}, functions or {}
     _check_variants(variants, presets)
     if jax.process_count() > 1:
-        raise BadInput('--processes', jax.process_count(), 'a sweep runs in one process; start it in one only')
+        raise BadInput(
+            '--processes', jax.process_count(), 'are more than the one that a sweep runs in; start it in one'
+        )
     # read everything before anything is written
     makers = {preset: functools.partial(get_config, preset) for preset in presets} | dict.fromkeys(variants, get_config)
     if not makers or seeds < 1:
@@ -383,7 +385,11 @@ def compare(rows: Rows, preset: str, other: str, name: str = 'reward_after') -> 
     pairs = [(runs[preset][seed][name], runs[other][seed][name]) for seed in runs[preset] if seed in runs[other]]
     differences = np.array([a - b for a, b in pairs if not math.isnan(a - b)])
     if len(differences) < 2:
-        raise BadInput('seeds', len(differences), f'have {name} of both presets; an interval needs 2, so run more')
+        raise BadInput(
+            'seeds',
+            NO_VALUE,
+            f'that have {name} of both presets are {len(differences)}, and an interval needs 2; run more',
+        )
     low, high = statistics.mean_interval(differences, level=LEVEL)
     return Comparison(name, preset, other, len(differences), float(differences.mean()), low, high)
 
@@ -400,7 +406,7 @@ def record_sources(workdir: str, variants: Mapping[str, Algorithm], functions: M
     for name, text in sources.items():
         place = workdir if name.startswith('reward ') else os.path.join(workdir, name)
         if os.path.isdir(place) and recorded.get(name, text) != text:
-            raise BadInput(name, 'changed', f'was run here with other code; rename it, or delete {place}')
+            raise BadInput(name, NO_VALUE, f'was run here with other code; rename it, or delete {place}')
     if sources:
         os.makedirs(workdir, exist_ok=True)
         json_file.write(path, recorded | sources)

@@ -395,7 +395,7 @@ def test_a_folder_without_config_json_is_refused(folder):
 def test_a_config_that_is_no_json_is_refused(folder):
     with open(os.path.join(folder, 'config.json'), 'w', encoding='utf8') as file:
         file.write('{"model_type": ')
-    with refused('config.json', 'unreadable', 'line 1'):
+    with refused('config.json', 'cannot be read', 'line 1'):
         families.load_config(folder)
 
 

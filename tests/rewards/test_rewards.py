@@ -164,7 +164,7 @@ def test_verifier_extracts_answers():
         (
             [('format', 1.0)],
             'numeric',
-            r"^reward.verifier = 'numeric': is none of reward.parts; add it, or choose one of \['format'\]",
+            r"^reward.verifier = 'numeric': is none of reward.parts; add it, or choose one of format",
         ),
     ],
 )

@@ -165,7 +165,7 @@ def summary(verdict: Verdict) -> list[str]:
         first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB needed, {memory:.2f} available'
     lines = [
         first,
-        f'largest batch, by arithmetic and not compiled: data.prompts_per_step={prompts} with microbatches '
+        f'largest batch that may fit, estimated: data.prompts_per_step={prompts} with microbatches '
         f'as large as now; {rows} rows of a microbatch a chip (now {plan.microbatch()[0]})',
     ]
     waiting = compiled.host_bytes(plan.learner.state)
