@@ -5,7 +5,6 @@ The same command goes on with a run that was stopped.
 Examples:
     python -m grpo_jax.train --config=arithmetic --workdir=runs/arithmetic
     python -m grpo_jax.train --config=gsm8k:dapo --workdir=runs/gsm8k --config.rollout.group_size=16 --profile=3:5
-    python -m grpo_jax.train --config=mine.py --workdir=runs/mine --check
 """
 
 # Where the parts of a step are:
@@ -50,9 +49,8 @@ from grpo_jax.run.open import (
     barrier,
     make_run_learner,
     make_workdir,
-    open_run,
-    open_splits,
     open_state,
+    open_training,
     refuse_fewer_steps,
 )
 from grpo_jax.run.rows import read_rows
@@ -74,10 +72,8 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     step in progress is finished and saved, and Stopped is raised. Raises BadInput before any device work when a setting
     cannot work.
     """
-    with Checks() as checks:  # all that is wrong is said together, before anything is compiled
-        run = open_run(config, workdir, algorithm, functions, steering, checks)  # model, tokenizer, rewards, mesh
-        splits = open_splits(run, steering, checks)  # to learn from, to be evaluated on; other data are refused
-        checks(gold.try_out, run.rewards, splits.train.examples)  # each reward is called once
+    # Model, tokenizer, rewards, mesh; data to learn from and to be evaluated on. All that is wrong is refused at once.
+    run, splits = open_training(config, workdir, algorithm, functions, steering)
     settings, algorithm = run.settings, run.algorithm  # typed values; algorithm: or the config's
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
@@ -153,10 +149,8 @@ def check(config, workdir, algorithm=None, functions=None, steering=None) -> tup
     Raises BadInput for all that would end the run before its first step, failures of the gold self-test among it.
     """
     with Checks() as checks:
-        run = open_run(config, workdir, algorithm, functions, steering, checks)
-        splits = open_splits(run, steering, checks)
-        tried = checks(gold.try_out, run.rewards, splits.train.examples)
-        checks(gold.check, tried, splits.train.examples)
+        run, splits = open_training(config, workdir, algorithm, functions, steering, checks)
+        checks(gold.check, run.rewards, splits.train.examples)
     settings, begun = run.settings, checkpoint.steps(run.workdir) or (steering and steering.branch)
     with Checks() as checks, run.rewards:
         if settings.supervised.updates and not begun:

@@ -28,6 +28,7 @@ from grpo_jax.models import hf, lora, transformer
 from grpo_jax.models.abstract import abstract_trained
 from grpo_jax.models.hf import families, peft
 from grpo_jax.ranges import Kind
+from grpo_jax.rewards import gold
 from grpo_jax.run import checkpoint, console, digest, rows, steering
 from grpo_jax.run.observers import abstract_probe
 from grpo_jax.run.settings import Settings, recorded_form
@@ -70,6 +71,22 @@ class Run:
     mesh: jax.sharding.Mesh
     rewards: rewards.RewardFunctions
     workdir: str
+
+
+def open_training(
+    config: Any,
+    workdir: str,
+    algorithm: Algorithm | None = None,
+    functions: Mapping | None = None,
+    steered: Steering | None = None,
+    outer: Checks | None = None,
+) -> tuple[Run, data.Splits]:
+    """The Run of a training, whose rewards have been called once, and its splits. Arguments: as in open_run."""
+    with Checks(outer) as check:
+        run = open_run(config, workdir, algorithm, functions, steered, check)
+        splits = open_splits(run, steered, check)
+        tried = check(gold.try_out, run.rewards, splits.train.examples)
+    return dataclasses.replace(run, rewards=tried), splits
 
 
 def open_run(

@@ -234,8 +234,8 @@ def names(tmp_path_factory):
 @pytest.mark.parametrize('name', BOUND)
 def test_parameters_get_what_they_name(names, name, handed):
     path, functions = names
-    part = name if handed else f'{path}:{name}'
-    with make((part, 1.0), functions=functions if handed else None, options={'with_option': {'scale': 3}}) as rewarding:
+    part, options = name if handed else f'{path}:{name}', {'with_option': {'scale': 3}} if name == 'with_option' else {}
+    with make((part, 1.0), functions=functions if handed else None, options=options) as rewarding:
         rewards.check_parameters(rewarding, ROWS)
         _, parts = compute(rewarding, ROWS, ['1', 'b', 'c', '2'])
     assert parts[name].tolist() == BOUND[name]
