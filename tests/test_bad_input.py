@@ -97,7 +97,7 @@ def test_config(name, tmp_path):
     assert all(word in str(error.value) for word in words), str(error.value)
     with pytest.raises(BadInput) as checked:  # --check has the same judgement
         train.check(tiny_run.config(**changes), str(tmp_path / 'run'))
-    assert str(checked.value) == str(error.value)
+    assert {*str(error.value).splitlines()} <= {*str(checked.value).splitlines()}
     assert not (tmp_path / 'run' / 'config.json').exists()  # the mended config may use the workdir
 
 

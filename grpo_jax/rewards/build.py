@@ -59,14 +59,7 @@ class RewardOptions(NamedTuple):
         parts, by_source = _read_parts(section['parts'], 'reward.parts'), _read_sources(section['by_source'])
         # a part has one file and one weight in all sources
         pairs = {custom.name_of(path): (path, weight) for path, weight in parts}
-        verifiers = {'reward': (section['verifier'], parts)}
-        verifiers |= {f'reward.by_source.{name}': (source.verifier, source.parts) for name, source in by_source.items()}
         with Checks() as check:
-            for key, (verifier, judging) in verifiers.items():
-                names = sorted(custom.name_of(path) for path, _ in judging)
-                if verifier and verifier not in names:
-                    remedy = f'is none of {key}.parts; add it, or choose one of {", ".join(names)}'
-                    check.keep(BadInput(f'{key}.verifier', verifier, remedy))
             for source, source_rewards in by_source.items():
                 for path, weight in source_rewards.parts:
                     first_pair = pairs.setdefault(custom.name_of(path), (path, weight))
@@ -266,19 +259,24 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     find = functools.partial(_find, functions=functions or {}, pool=resources.pool)
     shared = {'pool': resources.pool, 'sandbox': resources.sandbox, 'models': resources.models}
     bind = functools.partial(_bind, options=options.options, shared=shared)
+    sources = {'reward': options.sources[0]} | {f'reward.by_source.{n}': s for n, s in options.by_source.items()}
     weights = {custom.name_of(path): (path, weight) for source in options.sources for path, weight in source.parts}
+    steps = shaping = None
     with Checks() as check:
         modules = {name: check(find, path) for name, (path, _) in weights.items()}
         parts = {name: check(_make_part, name, module, weights[name][1], bind) for name, module in modules.items()}
-        steps = shaping = None
         if path := options.step_rewards:
-            steps = check(
-                _bind_steps, path, modules.setdefault(custom.name_of(path), check(find, path, 'step_rewards')), bind
-            )
+            module = modules.setdefault(custom.name_of(path), check(find, path, 'step_rewards'))
+            steps = check(_bind_steps, path, module, bind)
         if options.length_shaping:
             shaping = check(_bind_shaping, options, max_tokens)
         for name, module in modules.items():
             check(_check_declared, name, options.options.get(name, {}), check(_options_in, module))
+        for key, source in sources.items():
+            names = [custom.name_of(path) for path, _ in source.parts]
+            if source.verifier and source.verifier not in names:
+                remedy = f'is none of {key}.parts; add it, or choose one of {", ".join(sorted(names))}'
+                check.keep(BadInput(f'{key}.verifier', source.verifier, remedy))
 
     def bind_source(source, key):
         """The RewardFunctions of a SourceRewards; key: its section of the config."""
@@ -298,9 +296,8 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         )
 
     with Checks() as check:
-        own = check(bind_source, options.sources[0], 'reward')
-        others = {name: check(bind_source, s, f'reward.by_source.{name}') for name, s in options.by_source.items()}
-    return own._replace(steps=steps, shaping=shaping, by_source=others)
+        own, *others = [check(bind_source, source, key) for key, source in sources.items()]
+    return own._replace(steps=steps, shaping=shaping, by_source=dict(zip(options.by_source, others, strict=True)))
 
 
 def _make_part(name, module, weight, bind):
