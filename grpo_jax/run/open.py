@@ -142,6 +142,7 @@ def open_config(
     config, the model's files, the mesh and the rewards.
     """
     console.install()
+    processes.start_devices()
     with Checks(outer) as check:
         check(_check_workdir, workdir)
         changes = check(steering.changes, workdir, recorded_form(config))
