@@ -179,16 +179,16 @@ def checked(declared: Callable, section: Any, name: str, *, others: bool = False
     BadInput for each missing key, each wrong value, and each key that is not declared.
     """
     take(section, (), name)
+    keys = keys_of(declared)
     with Checks() as check:
-        for key, parameter in keys_of(declared).items():
-            if check(take, section, [key], name) is UNMADE:
-                continue
+        check(take, section, [*keys], name)
+        for key, parameter in keys.items():
             if options := type_of(parameter.annotation):
-                check(checked, options, section[key], _join(name, key))
-            else:
+                check(checked, options, section.get(key, UNMADE), _join(name, key))
+            elif key in section:
                 check(check_value, _join(name, key), section[key], parameter.annotation)
         for key in section if not others else ():
-            check(check_declared, _join(name, key), section[key], keys_of(declared))
+            check(check_declared, _join(name, key), section[key], keys)
     return section
 
 
@@ -206,12 +206,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
-    """{key: value} of a section's keys `names`, unchecked. Raises BadInput when section or key are missing."""
+    """{key: value} of a section's keys `names`, unchecked. Raises BadInput when section or keys are missing."""
     if not _is_mapping(section):
         raise BadInput(name or 'config', section, 'must be a section of keys')
-    for key in names:
-        if key not in section:
-            raise BadInput(_join(name, key), NO_VALUE, 'is missing; begin with the keys of configs/default.py')
+    if missing := [_join(name, key) for key in names if key not in section]:
+        are = 'are' if len(missing) > 1 else 'is'
+        raise BadInput(', '.join(missing), NO_VALUE, f'{are} missing; begin with the keys of configs/default.py')
     return {key: section[key] for key in names}
 
 

@@ -233,6 +233,8 @@ def test_folders_that_are_no_branch_are_refused_and_left_alone(old, copy, tmp_pa
     refused('must not lie in one another', copy, 6, Steering(branch=str(copy / 'child')))
     refused('was not begun from', copy, 6, Steering(branch=str(old)))
     refused('holds no run', tmp_path / 'none', 6, Steering(branch=str(tmp_path / 'child')))
+    cold = r'supervised.updates is 0 and not 200; a run and its branches keep .* cold start'
+    refused(cold, copy, 6, Steering(branch=str(tmp_path / 'child')), supervised__updates=200)
     shutil.rmtree(copy / 'checkpoints')
     refused('holds no finished checkpoint', copy, 6, Steering(branch=str(tmp_path / 'child')))
     other = {'model__path': small_model.write(tmp_path / 'model')}

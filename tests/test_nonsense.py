@@ -144,7 +144,7 @@ def offenders(key, make, judge, named=None):
             message = str(error)
             if (named or key, name) in MEANINGFUL:
                 lines.append(f'{key} = {value!r} is allowed, and refused: {message}')
-            elif (key not in message and 'covariance_low' not in message) or '\n' in message:
+            elif not all(key in line or 'covariance_low' in line for line in message.splitlines()):
                 lines.append(f'{key} = {value!r}: {message}')
         else:
             if (named or key, name) not in MEANINGFUL:
@@ -346,7 +346,8 @@ def ended(capsys, *arguments):
             make_algorithm(config)
             return config
     except BadInput as error:
-        line = f'error: {error}'
+        line, *others = (f'error: {refusal}' for refusal in error.refusals)
+        assert len({*others}) == len(others) < 5, error
     except SystemExit as stop:
         assert stop.code == 2
         line = capsys.readouterr().err.removesuffix('\n')

@@ -145,7 +145,7 @@ def open_config(
     processes.start_devices()
     with Checks(outer) as check:
         check(_check_workdir, workdir)
-        changes = check(steering.changes, workdir, recorded_form(config))
+        changes = check(steering.changes, workdir, check(recorded_form, config))
         check(steering.check, changes, workdir, steered)  # first: another run's folder explains what else is wrong
         settings = Settings.from_config(config, check)
         source, columns = settings.model, settings.data.max_prompt_tokens + settings.sampling.max_tokens

@@ -10,7 +10,7 @@ from grpo_jax.algorithms import Algorithm, default_numbers
 from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
 from grpo_jax.data import DataOptions
 from grpo_jax.diagnose import DiagnoseOptions
-from grpo_jax.errors import BadInput, Checks
+from grpo_jax.errors import NO_VALUE, BadInput, Checks
 from grpo_jax.learner import Learning, Optimization
 from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, Natural, OneOf, Range
@@ -217,8 +217,11 @@ def kind_of(key: str) -> Kind:
 
 
 def recorded_form(config: Any) -> dict[str, Any]:
-    """A config as a dict read from config.json would be: lists in the place of tuples, texts of what JSON has not."""
-    return json.loads(json.dumps(config.to_dict(), default=str))
+    """A config as config.json has it: lists in the place of tuples. Raises BadInput for a number that is too long."""
+    try:
+        return json.loads(json.dumps(config.to_dict(), default=str))
+    except ValueError as error:
+        raise BadInput('config', NO_VALUE, f'cannot be written: {error}; shorten the number') from None
 
 
 class Settings(NamedTuple):
