@@ -273,11 +273,18 @@ class Checkout:
         self.finish([*words_of(name, base.folder, workdir), *EACH_STEP], CASES[name])
         lines = (workdir / 'metrics.jsonl').read_text(encoding='utf8').splitlines()
         row = next(row for row in map(json.loads, lines) if row['step'] == step)
-        tree = ocp.PyTreeCheckpointHandler().restore(epath.Path(workdir / 'checkpoints' / str(step + 1) / 'default'))
+        tree = read_arrays(epath.Path(workdir / 'checkpoints' / str(step + 1) / 'default'))
         leaves = jax.tree_util.tree_leaves_with_path({key: tree[key] for key in ('params', 'opt_state')})
         lines = (workdir / 'rollouts' / f'{step:06}.jsonl').read_text(encoding='utf8').splitlines()
         numbers = row | {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
         return numbers, [(row['completion'], row['tokens']) for row in map(json.loads, lines)]
+
+
+def read_arrays(folder):
+    """The checkpoint in a folder as numpy arrays, whatever devices have saved it."""
+    handler = ocp.PyTreeCheckpointHandler()
+    plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(folder).tree)
+    return handler.restore(folder, args=ocp.args.PyTreeRestore(restore_args=plain))
 
 
 def words_of(name, base, workdir):

@@ -122,7 +122,7 @@ def read_labelled(
     """Returns the examples of a split that have the objective's fields, with their completions and labels.
 
     options: RewardModelOptions; most: longest completion in tokens; name: of the data set, for messages; see
-    demonstrations.read_completions.
+    demonstrations.encode_completions.
     """
     marks = {}
 
@@ -130,7 +130,7 @@ def read_labelled(
         completions, marks[example.id] = objective.encode(example, tokenizer, options)
         return completions
 
-    dataset, completions = demonstrations.read_completions(split, objective.fields, encode, most, name)
+    dataset, completions = demonstrations.encode_completions(split, objective.fields, encode, most, name)
     return Labelled(dataset, completions, [marks[example.id] for example in dataset.examples])
 
 

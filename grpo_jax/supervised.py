@@ -61,23 +61,30 @@ def run(
     train_split: data.Dataset | None = None,
     on_step: Callable | None = None,
 ) -> TrainState:
-    """Trains on demonstrations in its own workdir, and returns the final TrainState. Goes on where it stopped.
+    """Trains the config's model on demonstrations, and returns the final TrainState.
 
     A demonstration is an example's meta['demonstration'] in the train split; those longer than rollout.max_tokens are
-    left out. origins: of the data, when another run has chosen them; functions: rewards by name that
-    config.reward.parts may list; steered: what to do when the workdir has another config; train_split: the split, when
-    it was read already; on_step(step, row) is called after each update. Raises BadInput without updates.
+    left out. If workdir holds a checkpoint of this training, the training continues from it.
+
+    config: a whole config, of which supervised.updates gives the length. workdir: the folder of this training alone.
+    origins: where another run reads its data, when this training must read the same. functions: rewards by name that
+    config.reward.parts may list. steered: which keys may differ from the config that workdir records. train_split:
+    the train split, if the caller has it already. on_step(step, row) is called after each update.
+
+    Raises BadInput if supervised.updates is 0, if the config or workdir cannot be used, or if no demonstration fits;
+    InUse if another process owns workdir; Stopped after a signal, once the update in progress is saved.
     """
+    # the parameter is not called steering, since owns_workdir would then lock the folder of the branch
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
-    run = open_config(_supervised_config(config), workdir, functions=functions, origins=origins, steered=steered)
-    settings, tokenizer = run.settings, run.model.tokenizer
+    opened = open_config(_supervised_config(config), workdir, functions=functions, origins=origins, steered=steered)
+    settings, tokenizer = opened.settings, opened.model.tokenizer
     settings.log.tracking.check()
     with BackgroundCompiler() as compiler:
-        learner = make_supervised_learner(run)
+        learner = make_supervised_learner(opened)
         compiler.add(learner.programs.values())
         compiler.start()
-        train_split = train_split or open_train_split(run, steered)
+        train_split = train_split or open_train_split(opened, steered)
         dataset, completions = demonstrations.find(
             train_split, tokenizer, ('demonstration',), settings.sampling.max_tokens, settings.data.name
         )
@@ -94,12 +101,12 @@ def run(
             return learner.update(state, experience, learner.pack(experience.rollout))
 
         def initial():
-            params = make_policy(run)
+            params = make_policy(opened)
             compiler.wait('the cold start')  # the state's program would wait behind these, without a message
             return learner.initial(params)
 
         training = Training(train_split, dataset.examples, batch, learner, update, initial)
-        return make_trained(run, 'cold start', training, compiler, on_step)
+        return make_trained(opened, 'cold start', training, compiler, on_step)
 
 
 def make_supervised_learner(run: Run) -> Learner:

@@ -71,7 +71,7 @@ class Rollout(Pytree):
 
     @property
     def loss_mask(self) -> Bool[Array, 'B C']:
-        """The sampled tokens."""
+        """True for the completion's tokens that were sampled, and not forced."""
         return self.completion_mask & ~self.forced
 
 
@@ -136,9 +136,9 @@ class TrainState(Pytree):
         bad_steps i32[]        optimizer updates skipped: loss, gradient or result not finite   learner/update.py
         coefficients {f32[]}   kl_coef, entropy_coef, entropy_acts: numbers that may adapt      learner/update.py
         initial_entropy f32[]  of the policy in the first step                                  learner/update.py
-        position i32[]         places visited so far in the data's shuffled order                     collect/draw.py
+        position i32[]         places visited so far in the data's shuffled order               collect/draw.py
         critic                 its params and opt_state (PPO)                                   learner/critic.py
-        tries, hits i32[N]     completions of each example, and right ones (curriculum)         collect/draw.py
+        tries, hits i32[N]     completions of each of N examples, and right ones (curriculum)   collect/draw.py
         kept                   groups of earlier steps (resample, replay)                       collect/select.py
         history                moving averages of rewards, of the run and of each prompt        learner/experience.py
         probe                  prompts with their first right completions                       run/observers.py
@@ -161,7 +161,7 @@ class Param(NamedTuple):
 
 
 def map_table(function: Callable[[str, Param], Any], table: Any) -> Any:
-    """A tree like the table, with function(path, param) at each leaf; a path is like 'layers/wq'."""
+    """Returns a tree like the table, with function(path, param) in each Param's place; a path is like 'layers/wq'."""
     return jax.tree_util.tree_map_with_path(
         lambda path, param: function(jax.tree_util.keystr(path, simple=True, separator='/'), param),
         table,

@@ -35,9 +35,9 @@ def test_each_beginning_of_a_run_is_an_entry_and_the_first_stays(tmp_path, caplo
 
 
 def test_a_run_that_goes_on_with_another_jax_or_code_says_so(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(steering, '_commit', lambda _: {'commit': '1' * 40, 'edited': False})
+    monkeypatch.setattr(steering, '_describe_clone', lambda _: {'commit': '1' * 40, 'edited': False})
     steering.record_environment(str(tmp_path))
-    monkeypatch.setattr(steering, '_commit', lambda _: {'commit': '1' * 40, 'edited': True})
+    monkeypatch.setattr(steering, '_describe_clone', lambda _: {'commit': '1' * 40, 'edited': True})
     installed = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, 'version', lambda name: '9.9.9' if name == 'jax' else installed(name))
     steering.record_environment(str(tmp_path))
@@ -83,16 +83,16 @@ def clone(tmp_path):
 
 def test_a_clone_has_a_commit_and_a_mark_for_edits(clone):
     root, commit = clone
-    assert steering._commit(str(root)) == {'commit': commit, 'edited': False}
+    assert steering._describe_clone(str(root)) == {'commit': commit, 'edited': False}
     (root / 'notes.txt').write_text('of the user')  # what lies beside the code changes no run
-    assert steering._commit(str(root)) == {'commit': commit, 'edited': False}
+    assert steering._describe_clone(str(root)) == {'commit': commit, 'edited': False}
     (root / 'configs' / 'mine.py').write_text('2\n')
-    assert steering._commit(str(root)) == {'commit': commit, 'edited': True}
+    assert steering._describe_clone(str(root)) == {'commit': commit, 'edited': True}
 
 
 def test_an_installed_package_in_a_clone_of_something_else_has_none(clone):
     root, _ = clone
-    assert steering._commit(str(root / 'grpo_jax')) == {}
+    assert steering._describe_clone(str(root / 'grpo_jax')) == {}
 
 
 @pytest.mark.parametrize('harm', ['no git', 'no commit'])
@@ -100,7 +100,7 @@ def test_without_git_or_a_commit_the_version_is_all(tmp_path, monkeypatch, harm)
     (tmp_path / '.git').mkdir()
     if harm == 'no git':
         monkeypatch.setenv('PATH', str(tmp_path))
-    assert steering._commit(str(tmp_path)) == {}
+    assert steering._describe_clone(str(tmp_path)) == {}
 
 
 def test_the_version_is_that_of_the_clone_or_of_what_is_installed():

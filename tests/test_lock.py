@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 def test_a_file_that_cannot_be_written_is_named_before_the_run(tmp_path, monkeypatch):
     (tmp_path / EVENTS).touch()
     monkeypatch.setattr(os, 'access', lambda path, mode: False)  # root may write anything
-    with pytest.raises(BadInput, match='cannot be written to; change'):
+    with pytest.raises(BadInput, match='cannot be written to; make it writable, or name another folder'):
         owns_workdir(lambda workdir: pytest.fail('has run'))(str(tmp_path))
 
 

@@ -279,7 +279,7 @@ def test_every_exception_is_one_of_a_key_that_is_there():
         ({'data__name': 'dataset'}, 'data.options.digits = 1: is no key'),
         ({'rollout__group_size': 10**9}, 'rollout.group_size = 4000000000: are rows of .* 18 tokens'),
         ({'supervised__batch': 2**27}, 'supervised.batch = 134217728: are rows'),
-        ({'learner__minibatches': 3}, 'learner.minibatches x microbatches'),
+        ({'learner__minibatches': 3}, 'learner.minibatches = 3: must divide the 4 prompts of a step'),
         (
             {'supervised__updates': 1, 'supervised__batch': 6, 'mesh__data': 4},
             'supervised.batch = 6: must be a multiple of',

@@ -27,16 +27,18 @@ def compute_advantages(
     """Advantages f32[P * G, 1], or f32[P * G, C] if they differ by token, on the host.
 
     rewards: [P, G]; or [B] with group_ids i32[B], where groups may differ in size and rows come in any order. Then
-        data has leading axes [B], and rows are returned in the order of the rewards. Not finite: unscorable.
+        data has [B] in the place of [P, G], and rows are returned in the order of the rewards. Not finite: unscorable.
     kl_coef: of a KL in the reward; None: the algorithm's.
-    data: arrays by name, with leading axes [P, G]: what the estimator reads (see algorithms.advantages); kl
-        f64[P, G, C] if the KL is in the reward; teacher_logprobs and old_logprobs if there is a teacher_coef. A
-        function without arguments may stand for an array. `correct` defaults to the rewards, and dead bool[P] to what
-        group_math.judge_groups finds by the algorithm's gate.
+    data: arrays by name, with axes [P, G]: what the estimator reads (see algorithms.advantages); mask, and kl
+        f64[P, G, C], if the KL is in the reward; mask, teacher_logprobs and old_logprobs if there is a teacher_coef.
+        Without group_ids, a function without arguments may stand for an array. `correct` defaults to the rewards, and
+        dead bool[P] to what group_math.judge_groups finds by the algorithm's gate.
 
     Unscorable completions get exactly 0. So do dead groups, if the estimator compares the outcomes of a group; a KL
-    that is subtracted and a teacher's gain act there all the same. Raises BadInput for rewards that the algorithm
-    cannot use, and for an estimator that returns columns though it is not by token.
+    that is subtracted and a teacher's gain act there all the same. dead_groups 'reweight' multiplies the estimator's
+    advantages by the number of completions over the number in groups that are not dead; advantage_clip bounds the sum.
+    Raises BadInput for rewards that the algorithm cannot use, and for an estimator that returns columns though it is
+    not by token; TypeError where data lacks an array.
     """
     rewards = np.asarray(rewards, np.float64)
     if group_ids is not None:
@@ -101,7 +103,10 @@ def _completion_mask(given):
 
 
 def token_rewards(algorithm, rewards, kl_coef, inputs):
-    """f64[P, G, C]: the reward at a completion's last token; with kl_placement reward_token, minus each token's KL."""
+    """f64[P, G, C]: the reward at a completion's last sampled token, 0 elsewhere and where it is not finite.
+
+    With kl_placement reward_token, kl_coef times each token's KL is subtracted.
+    """
 
     def at_last_token(mask):
         last = mask & (np.cumsum(mask, -1) == mask.sum(-1, keepdims=True))
@@ -142,7 +147,7 @@ def _to_columns(piece, advantages, inputs):
 
 
 def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
-    """compute_advantages for rows [B] in any order: pads groups to one size with unscorable completions."""
+    """compute_advantages of rows [B] in any order: groups are padded to one size with unscorable completions."""
     grouping = Grouping.by_ids(group_ids)
     grouped: dict[str, Any] = {'sizes': grouping.sizes}
     grouped |= {

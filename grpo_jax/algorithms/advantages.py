@@ -58,7 +58,7 @@ def best_and_worst(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G'
 def reward(
     rewards: Float[np.ndarray, 'P G'], *, baseline: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0
 ) -> Float[np.ndarray, 'P G']:
-    """r - baseline, a constant: REINFORCE."""
+    """r - baseline, where the baseline is a constant: REINFORCE."""
     return rewards - baseline
 
 
@@ -72,7 +72,7 @@ def moving_mean(rewards: Float[np.ndarray, 'P G'], run_baseline: float | np.floa
 def prompt_moving_mean(
     rewards: Float[np.ndarray, 'P G'], prompt_baselines: Float[np.ndarray, 'P G']
 ) -> Float[np.ndarray, 'P G']:
-    """r minus the moving average of the prompt's earlier rewards; a new prompt has the run's."""
+    """r minus the moving average of the prompt's earlier rewards; a new prompt has the average of the run."""
     return rewards - prompt_baselines
 
 
@@ -144,7 +144,7 @@ def group_mean_batch_std(
 def reinforce_pp(
     token_rewards: Float[np.ndarray, 'P G C'], mask: Bool[np.ndarray, 'P G C'], discount: float, *, std_ddof: Ddof = 1
 ) -> Float[np.ndarray, 'P G C']:
-    """Discounted sums of token rewards to come, whitened over the batch's tokens: REINFORCE++ (arXiv 2501.03262)."""
+    """Discounted sums of the rewards from each token on, whitened over all tokens: REINFORCE++ (arXiv 2501.03262)."""
     total, sums = 0.0, np.zeros_like(token_rewards)
     for t in reversed(range(mask.shape[-1])):
         # the sum passes a masked token unchanged
@@ -177,7 +177,7 @@ def gae_by_length(
     *,
     length_alpha: Annotated[float, Range(above=0, most=1e6)] = 0.05,
 ) -> Float[np.ndarray, 'P G C']:
-    """gae with lambda = 1 - 1 / (length_alpha n) for a completion of n tokens: VAPO (arXiv 2504.05118, eq. 8)."""
+    """gae with lambda = max(1 - 1 / (length_alpha n), 0) for n sampled tokens: VAPO (arXiv 2504.05118, eq. 8)."""
     lengths = np.maximum(mask.sum(-1), 1)
     lambdas = np.clip(1 - 1 / (length_alpha * lengths), 0.0, 1.0)
     return group_math.whiten(group_math.generalized_advantages(token_rewards, mask, values, discount, lambdas), mask, 1)
@@ -209,7 +209,7 @@ def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: Eps = 1e-6) -> Float[np
 
 @pieces.properties(by_token=False)
 def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> Float[np.ndarray, 'P G']:
-    """r minus the group's mean weighted by lengths: OPO (arXiv 2505.23585)."""
+    """r minus the group's mean reward, in which completions weigh by their lengths: OPO (arXiv 2505.23585)."""
     lengths = mask.sum(-1) * np.isfinite(rewards)
     mean = np.nansum(rewards * lengths, 1, keepdims=True) / np.maximum(lengths.sum(1, keepdims=True), 1)
     return group_math.centre(rewards, mean)
@@ -225,7 +225,10 @@ def pkpo(correct: Float[np.ndarray, 'P G'], *, pass_k: Count = 4) -> Float[np.nd
 def gdpo(
     parts: Float[np.ndarray, 'K P G'], part_weights: Float[np.ndarray, ' K'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
-    """Each reward part normalized in its group, and the weighted sum in the batch: GDPO (arXiv 2601.05242)."""
+    """The weighted sum of group_norm of each reward part, normalized over the batch: GDPO (arXiv 2601.05242).
+
+    It is 0 in a group where each part gives all completions the same reward.
+    """
     normed = np.stack([group_norm(part, std_ddof=std_ddof, std_eps=std_eps) for part in parts])
     total = np.sum(part_weights[:, None, None] * np.nan_to_num(normed), 0)
     total = np.where(np.isfinite(parts).any(0), total, np.nan)
@@ -246,7 +249,7 @@ def xrpo_sharpen(
     sharpen: Coefficient = 1.0,
     sharpen_cap: Coefficient = 0.5,
 ) -> Float[np.ndarray, 'P G']:
-    """group_norm, and for correct completions a bonus where they were unlikely: XRPO (arXiv 2510.06672).
+    """group_norm, plus a bonus for correct completions that were unlikely: XRPO (arXiv 2510.06672).
 
     bonus = min(max(sharpen (1 - exp(s - mean s)), 0), sharpen_cap A), where s is a completion's mean logprob by token.
     As in the paper's text, the bonus is never below 0, and 0 for wrong completions; its printed min and max differ from
@@ -306,9 +309,9 @@ def gtpo(
     """(A - entropy_penalty H) delta lambda by token: GTPO (arXiv 2508.03772), the printed objective.
 
     A is group_norm; H the completion's mean entropy; lambda group_math.conflict_weights. delta is 0 if H is above
-    entropy_cut (ln 2) and the run began below it, else 1. In a dead group A is 0, and the rest still acts unless
-    collection.gate takes the group out. The authors' code differs: its cut is 0.7 wherever the run began, and it
-    multiplies the weights from front and end.
+    entropy_cut (ln 2) and the run began at or below it, else 1. In a group of equal rewards A is 0, and the rest still
+    acts if collection.gate is none. The authors' code differs: its cut is 0.7 wherever the run began, and it multiplies
+    the weights from front and end.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
     entropy = group_math.completion_means(old_entropy, mask)

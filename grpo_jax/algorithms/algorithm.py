@@ -111,15 +111,15 @@ class Algorithm(NamedTuple):
 
     @property
     def needs_values(self) -> bool:
-        """Whether there is a critic."""
+        """Whether the advantage reads values, so that there must be a critic."""
         return 'values' in self.advantage_reads
 
     @property
     def takes_kl_off(self) -> bool:
         """Whether each token's KL is subtracted from its advantage.
 
-        So it is for kl_placement reward_token, unless the advantage reads token_rewards, which contain the KL. A token
-        then pays for its own KL alone; the gradient of the whole completion's KL is that of reward_sequence.
+        This is so for kl_placement reward_token, unless the advantage reads token_rewards, which contain the KL. Each
+        token then pays for its own KL, and not for the KL of the tokens that follow it.
         """
         return self.kl_placement == 'reward_token' and 'token_rewards' not in self.advantage_reads
 
@@ -139,10 +139,10 @@ class Algorithm(NamedTuple):
         return self.teacher_coef > 0 or 'teacher_kl' in self.reads or 'teacher_logprobs' in self.advantage_reads
 
     def needed_logprobs(self, updates: int) -> set[str]:
-        """Which of old_logprobs, ref_logprobs and old_entropy must be computed before the update.
+        """Returns which of old_logprobs, ref_logprobs and old_entropy must be computed before the update.
 
-        updates: optimizer updates on one rollout. With one, the policy in the update is still the old policy, so the
-        update itself computes its logprobs.
+        updates: optimizer updates on one rollout. With one, the policy in the update is still the old policy, so
+        old_logprobs are among the names only where something reads them before the update.
         """
         before = {*pieces.reads(self.selection), *self.advantage_reads, *(self.reads & {'top_covariance'})}
         if self.denominator == 'selected':
@@ -172,7 +172,7 @@ class Algorithm(NamedTuple):
 
 
 def default_numbers() -> dict[str, Any]:
-    """The numbers of all pieces by name, each with the default of its signature."""
+    """Returns {name: default} of the numbers of all pieces; numbers without a default are left out."""
     all_pieces = (piece for module in MODULES.values() for piece in pieces.list_pieces(module).values())
     numbers = {name: value for piece in all_pieces for name, value in pieces.numbers(piece).items()}
     return {name: value for name, value in numbers.items() if value is not inspect.Parameter.empty}
@@ -182,8 +182,9 @@ def make(section: Any, collection: Any = None) -> Algorithm:
     """Makes the Algorithm of config.algorithm, which names pieces and lists numbers.
 
     A piece's keyword-only arguments are bound to the section's keys of the same names. collection: config.collection,
-    which sets dead_groups, gate and source; None: their defaults. Raises BadInput for an unknown piece, a combination
-    that cannot work, or a number that differs from its default though nothing reads it.
+    which sets dead_groups, gate and source; None: their defaults. Raises BadInput for a missing key, an unknown piece,
+    a value out of its range, a combination that cannot work, and what refuse_unused_numbers and refuse_misplaced_keys
+    refuse.
     """
     checks.refuse_misplaced_keys(section)
     for key, value in ranges.take(section, list(MODULES), 'algorithm').items():
@@ -201,18 +202,19 @@ def make(section: Any, collection: Any = None) -> Algorithm:
         numbers |= {name: collection[name] for name in checks.SECTIONS}
     algorithm = Algorithm(**chosen_pieces, **numbers)
     checks.check(algorithm)
-    checks.refuse_inert_numbers(algorithm, section, MODULES)
+    checks.refuse_unused_numbers(algorithm, section, MODULES)
     return algorithm
 
 
 def adapt(
     algorithm: Algorithm, coefficients: Mapping[str, float | Float[Array, '']], metrics: Mapping[str, Any], rows: int
 ) -> dict[str, Any]:
-    """The coefficients after a step, from those before, the step's metrics and its number of rows.
+    """Returns the coefficients after a step, by name, from the coefficients before, and the step's metrics and rows.
 
     With a kl_target, kl_coef is multiplied by 1 + clip(kl / target - 1, +-0.2) rows / horizon (arXiv 1909.08593,
-    section 2.2). With an entropy_target, entropy_coef rises by entropy_delta while the entropy is at or below the
-    target, falls while it is above, and acts only after a step at or below (arXiv 2505.22312, section 4.3).
+    section 2.2). With an entropy_target, entropy_coef rises by entropy_delta after a step with an entropy at or below
+    the target, and entropy_acts is 1; after another step entropy_coef falls as much, to 0 at least, and entropy_acts
+    is 0 (arXiv 2505.22312, section 4.3).
     """
     adapted = dict(coefficients)
     if algorithm.kl_target:

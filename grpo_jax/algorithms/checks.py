@@ -28,14 +28,14 @@ SECTIONS: dict[str, str] = {'dead_groups': 'collection', 'gate': 'collection', '
 
 
 def refuse_misplaced_keys(section: Any) -> None:
-    """Refuses keys of config.collection in config.algorithm, where nothing would read them."""
+    """Raises BadInput for a key of config.collection in config.algorithm (`section`), where nothing would read it."""
     for key, section_name in SECTIONS.items():
         if key in section:
             raise BadInput(f'algorithm.{key}', section[key], f'is read from {section_name}.{key}; set it there')
 
 
 def check(algorithm: 'Algorithm') -> None:
-    """Refuses a combination of pieces and numbers that cannot work in any run."""
+    """Raises BadInput for an unknown choice, a number out of its range, and a combination that works in no run."""
     kl, placement = pieces.name_of(algorithm.kl), algorithm.kl_placement
     has_kl = 'ref_logprobs' in pieces.reads(algorithm.kl)
     for_reward = pieces.property_of(algorithm.kl, 'for_reward')
@@ -91,7 +91,7 @@ def check(algorithm: 'Algorithm') -> None:
 
 
 def _check_choices(algorithm: 'Algorithm') -> None:
-    """Refuses a choice that CHOICES lacks, and any dead_groups but 'keep' with gate 'none', which finds none."""
+    """Raises BadInput for a choice that CHOICES lacks, and for gate 'none' with dead_groups other than 'keep'."""
     for key, choices in CHOICES.items():
         if getattr(algorithm, key) not in choices:
             raise BadInput(
@@ -106,34 +106,38 @@ def _check_choices(algorithm: 'Algorithm') -> None:
         )
 
 
-def refuse_inert_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[str, ModuleType]) -> None:
-    """Refuses a number of config.algorithm that differs from its default though nothing reads it.
+def refuse_unused_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping[str, ModuleType]) -> None:
+    """Raises BadInput for a number of config.algorithm that nothing reads, unless it equals its default.
 
-    section: config.algorithm. modules: the module of pieces for each key that chooses a piece.
+    A number that no piece has at all, like a misspelt one, is refused whatever its value. section: config.algorithm.
+    modules: for each key that chooses a piece, the module with the pieces to choose from.
     """
     by_key = {key: getattr(algorithm, key) for key in modules}
     chosen = {key: piece if isinstance(piece, tuple) else (piece,) for key, piece in by_key.items()}
     conditions = _conditions(algorithm)
-    read = {number for key_pieces in chosen.values() for piece in key_pieces for number in pieces.numbers(piece)}
-    read |= {number for number, (holds, _) in conditions.items() if holds}
+    read_keys = {key for chosen_pieces in chosen.values() for piece in chosen_pieces for key in pieces.numbers(piece)}
+    read_keys |= {key for key, (is_read, _) in conditions.items() if is_read}
     defaults = dict(algorithm._field_defaults)
     numbers = {
-        key: {name: pieces.numbers(piece) for name, piece in pieces.list_pieces(module).items()}
-        for key, module in modules.items()
+        chooser: {name: pieces.numbers(piece) for name, piece in pieces.list_pieces(module).items()}
+        for chooser, module in modules.items()
     }
     for by_piece in numbers.values():
         for piece_numbers in by_piece.values():
             defaults |= piece_numbers
-    for number in (key for key in section if key not in {*read, *modules, *CHOICES}):
-        readers = {key: [name for name, has in by_piece.items() if number in has] for key, by_piece in numbers.items()}
-        same = number in defaults and section[number] == defaults[number]
-        if same and isinstance(section[number], bool) == isinstance(defaults[number], bool):
+    for key in (key for key in section if key not in {*read_keys, *modules, *CHOICES}):
+        readers = {
+            chooser: [name for name, piece_numbers in by_piece.items() if key in piece_numbers]
+            for chooser, by_piece in numbers.items()
+        }
+        same = key in defaults and section[key] == defaults[key]
+        if same and isinstance(section[key], bool) == isinstance(defaults[key], bool):
             continue
-        raise BadInput(f'algorithm.{number}', section[number], _explain_inert(number, readers, conditions, chosen))
+        raise BadInput(f'algorithm.{key}', section[key], _explain_unused(key, readers, conditions, chosen))
 
 
 def _conditions(algorithm):
-    """{number: (whether it is read, who would read it, in words)}, for numbers that are in no piece's signature."""
+    """{key: (whether it is read, who would read it, in words)} for the numbers that are in no piece's signature."""
     critic = (algorithm.needs_values, 'an advantage that reads values')
     corrected = (
         algorithm.kl_coef and algorithm.kl_placement == 'loss' and pieces.name_of(algorithm.correction) != 'none'
@@ -159,24 +163,25 @@ def _conditions(algorithm):
     }
 
 
-def _explain_inert(number, readers, conditions, chosen):
-    """The sentence that says who would read the number, and which pieces are chosen instead.
+def _explain_unused(key, readers, conditions, chosen):
+    """Returns the predicate and remedy that say who would read a number, and which pieces are chosen instead.
 
-    readers: {key: names of its pieces with such a number}. chosen: {key: the algorithm's pieces}.
+    key: the number's. readers: {key that chooses pieces: names of its pieces with such a number}. conditions: what
+    _conditions returns. chosen: {key that chooses pieces: the algorithm's pieces}.
     """
-    readers = {key: names for key, names in readers.items() if names}
-    uses = [f'{key} {" or ".join(sorted(names))}' for key, names in readers.items()]
-    uses += [conditions[number][1]] if number in conditions else []
+    readers = {chooser: names for chooser, names in readers.items() if names}
+    uses = [f'{chooser} {" or ".join(sorted(names))}' for chooser, names in readers.items()]
+    uses += [conditions[key][1]] if key in conditions else []
     if not uses:
         return 'no piece has a number of this name; correct the name, or leave it out'
-    keys = readers or [key for key in chosen if key in conditions[number][1].split()]
-    instead = [f'{key} {" and ".join(map(pieces.name_of, chosen[key])) or "()"}' for key in keys]
+    choosers = readers or [chooser for chooser in chosen if chooser in conditions[key][1].split()]
+    instead = [f'{chooser} {" and ".join(map(pieces.name_of, chosen[chooser])) or "()"}' for chooser in choosers]
     with_chosen = f' with {", ".join(instead)}' if instead else ''
     return f'nothing reads it{with_chosen}; leave it at its default, or choose {", or ".join(uses)}'
 
 
 def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates: int) -> list[str]:
-    """Warnings, as a list of sentences, about settings without effect in a run of these sizes.
+    """Returns warnings, a list of sentences, about settings that do nothing, or not what is meant, in such a run.
 
     prompts: of a step. updates: optimizer updates on one rollout. Raises BadInput for what cannot work in such a run.
     """
@@ -218,7 +223,7 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
 
 
 def list_inert(algorithm: 'Algorithm') -> list[str]:
-    """The pieces that have no effect while the policy is still the old one, each in a clause."""
+    """Returns a list of clauses, each about a piece that has no effect while the policy is still the old one."""
     clauses = []
     if pieces.property_of(algorithm.surrogate, 'bounded') and not pieces.is_as_written(algorithm.surrogate, 'clip'):
         clauses.append(f'the bound of surrogate {pieces.name_of(algorithm.surrogate)} has no effect')
@@ -232,7 +237,7 @@ def list_inert(algorithm: 'Algorithm') -> list[str]:
 
 
 def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) -> None:
-    """Refuses outcomes below 0 for an advantage that needs more; correct: the verifier's, or rewards in their place."""
+    """Raises BadInput for outcomes below 0 if the advantage allows none; correct: the verifier's, or the rewards."""
     if pieces.property_of(algorithm.advantage, 'nonnegative') and np.nanmin(correct, initial=0.0) < 0:
         raise BadInput(
             'algorithm.advantage',
@@ -243,9 +248,9 @@ def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) ->
 
 
 def _check_numbers(algorithm):
-    """Refuses a number out of its range, and a lower bound above its upper bound."""
+    """Raises BadInput for a number out of its range, a lower bound above its upper one, and a clip_low without use."""
     ranges.check(type(algorithm), algorithm._asdict(), 'algorithm')
-    bound = {}
+    numbers = {}
     for piece in (
         algorithm.advantage,
         algorithm.ratio,
@@ -257,13 +262,13 @@ def _check_numbers(algorithm):
         *algorithm.regularizers,
     ):
         ranges.check(piece, pieces.numbers(piece), 'algorithm')
-        bound |= pieces.numbers(piece)
+        numbers |= pieces.numbers(piece)
     for name in ('icepop', 'geometric', 'covariance'):
-        if bound.get(f'{name}_low', 0) > bound.get(f'{name}_high', np.inf):
-            raise BadInput(f'algorithm.{name}_low', bound[f'{name}_low'], f'is above {name}_high; lower it')
-    if bound.get('clip_low', 0) > 1 and bound['clip_low'] != bound.get('clip_high'):
+        if numbers.get(f'{name}_low', 0) > numbers.get(f'{name}_high', np.inf):
+            raise BadInput(f'algorithm.{name}_low', numbers[f'{name}_low'], f'is above {name}_high; lower it')
+    if numbers.get('clip_low', 0) > 1 and numbers['clip_low'] != numbers.get('clip_high'):
         raise BadInput(
             'algorithm.clip_low',
-            bound['clip_low'],
+            numbers['clip_low'],
             'bounds nothing: a ratio is never below 0; choose at most 1, or clip_high for one bound of both sides',
         )

@@ -65,7 +65,7 @@ def completion_means(x: Float[np.ndarray, 'P G C'], mask: Bool[np.ndarray, 'P G 
 def whiten(
     values: Float[np.ndarray, '*shape'], weights: Num[np.ndarray, '*shape'] | Bool[np.ndarray, '*shape'], ddof: int
 ) -> Float[np.ndarray, '*shape']:
-    """(values - weighted mean) / weighted std; 0 where the weight is 0."""
+    """(values - weighted mean) / weighted std, 0 where the weight is 0; ddof is subtracted from the sum of weights."""
     count = weights.sum()
     mean = np.sum(values * weights) / max(count, 1)
     variance = np.sum(weights * (values - mean) ** 2) / max(count - ddof, 1)
@@ -97,8 +97,8 @@ def generalized_advantages(
 def pass_at_k_rewards(correct: Float[np.ndarray, 'P G'], k: int) -> Float[np.ndarray, 'P G']:
     """Each completion's reward for the pass@k of its group (arXiv 2505.15201, section 3).
 
-    k / n for a right completion; for a wrong one, k / n times the chance that one of k - 1 others is right. correct: 1
-    right, 0 wrong, NaN left out; n is a group's number of finite values.
+    k / n for a right completion; for a wrong one, k / n times the chance that at least one of k - 1 others is right,
+    which counts as 1 where n < k. n: how many values of the group are finite. correct: 1 right, 0 wrong; NaN stays.
     """
     counts = np.sum(np.isfinite(correct), 1)
     hits = np.sum(correct >= 1, 1)
@@ -149,7 +149,11 @@ def conflict_weights(
 
 
 def _mark_conflicts(tokens, mask, forced, opposite):
-    """bool[G, C]: tokens shared with a row of the other sign in this place, and with some such row in each before."""
+    """bool[G, C]: the tokens that a row of the other sign has in the same position, in an unbroken run from the front.
+
+    The run is unbroken if, in each earlier position, some such row has the same token, or one of the two is forced.
+    opposite: bool[G, G], which rows have advantages of opposite signs.
+    """
     both_GGC = mask[:, None] & mask[None] & opposite[..., None]
     forced_GGC = forced[:, None] | forced[None]
     same_GGC = (tokens[:, None] == tokens[None]) & both_GGC

@@ -14,9 +14,10 @@ from grpo_jax.types import Array, Experience, HeadOutput
 
 
 def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Array, 'B C']]:
-    """What must be computed on a whole minibatch before it is cut into microbatches, f32[B, C] by name.
+    """Computes what needs a whole minibatch, before it is cut into microbatches; returns f32[B, C] by name.
 
-    These are `weights`, `selected` (which tokens count), the weights of each regularizer, and `top_covariance`.
+    The names are `weights`, `selected` (how much each token counts), `weights of NAME` for each regularizer NAME and,
+    if a piece reads it, `top_covariance` (1 for the tokens of highest covariance, else 0).
     """
     mask, rollout = experience.rollout.loss_mask, experience.rollout
     old_logprobs: Any = experience.old_logprobs  # None where no piece reads it
@@ -93,7 +94,7 @@ def _loss_inputs(algorithm, output, experience, prepared, coefficients):
 
 
 def _terms(algorithm, inputs, coefficients):
-    """The terms of the loss by name, before their weights."""
+    """The terms of the loss by name, before their weights; each is f32[B, C], or broadcasts to it."""
     # a piece is called with the inputs that its parameters name, see pieces.call
     correction = jax.lax.stop_gradient(pieces.call(algorithm.correction, inputs))
     terms = {'surrogate': pieces.call(algorithm.surrogate, inputs) * correction * inputs['selected']}
@@ -118,8 +119,8 @@ def policy_loss(
     """(loss f32[], metrics f32[] by name) of a minibatch; differentiable in logprobs alone. No model is needed.
 
     For notebooks and loops of your own; a run's learner calls token_losses for microbatches (learner/update.py).
-    experience: the minibatch. entropy: for algorithms with an entropy bonus. top_logprobs: the policy's logprobs for
-    experience.teacher_ids, for algorithms with teacher_top_k.
+    experience: the minibatch. entropy: of the policy; None: 0, also in the metrics. top_logprobs: the policy's logprobs
+    for experience.teacher_ids, for algorithms with teacher_top_k.
     """
     entropy = jnp.zeros_like(logprobs) if entropy is None else entropy
     prepared = prepare(algorithm, experience)
@@ -200,13 +201,13 @@ def _mark_clipped(algorithm, output, experience):
 
 
 def is_kl_clamped(logprobs: Float[Array, '...'], reference: Float[Array, '...'], most: float) -> Bool[Array, '...']:
-    """Tokens whose KL term is clamped, by the bound of the log ratio or by the bound `most` of k3."""
+    """Whether each token's KL term is clamped, by the bound of the log ratio or by the bound `most` of k3."""
     d = reference - logprobs
     return (jnp.abs(d) > reductions.MAX_LOG_RATIO) | (reductions.clamped_exp(d) - d - 1 > most)
 
 
 def make_inputs(algorithm: Algorithm, output: HeadOutput, experience: Experience) -> pieces.Inputs:
-    """The pieces.Inputs that pieces on the device may read; 0 where masked.
+    """The pieces.Inputs that pieces on the device may read, but for what `prepare` returns; 0 where masked.
 
     Arrays are masked before any exp is taken, since an overflow in a masked token would make the gradient NaN.
     """
@@ -252,7 +253,8 @@ def correct_of(experience):
 def _teacher_kl(logprobs, ratio, experience, top_logprobs):
     """Estimates KL(policy, teacher) at each token, f32[B, C]; value and gradient are unbiased.
 
-    The sum over the teacher's likeliest tokens is exact. All other tokens are estimated from the sampled one.
+    The sum over the teacher's likeliest tokens is exact. All other tokens are estimated from the sampled one; so are
+    all tokens where top_logprobs is None.
     """
     rollout, mask = experience.rollout, experience.loss_mask
     by_sample = ratio * (logprobs - jnp.where(mask, experience.teacher_logprobs, 0.0))

@@ -22,7 +22,7 @@ class PooledMean(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """f32[]: the mean over all minibatches."""
+        """f32[]: the mean of the values of all minibatches."""
         return jnp.sum(self.total) / jnp.sum(self.count)
 
 
@@ -53,7 +53,11 @@ def pooled_metrics(algorithm: Algorithm, output: HeadOutput, experience: Experie
 def reference_metrics(
     logprobs: Float[Array, 'B C'], ref_logprobs: Float[Array, 'B C'], mask: Bool[Array, 'B C']
 ) -> dict[str, Any]:
-    """PooledMeans kl_ref of k3 over tokens and kl_ref_sequence of its sums over completions, and the largest sum."""
+    """Returns the KL to the reference, estimated by k3, by name: kl_ref, kl_ref_sequence and kl_ref_sequence_max.
+
+    The first is the PooledMean over tokens, the second the PooledMean of the sums over completions, and the third the
+    largest of these sums, f32[].
+    """
     terms = kl.k3(logprobs, jnp.where(mask, ref_logprobs, logprobs))
     by_sequence, largest = _by_sequence(terms, mask)
     return {'kl_ref': _mean(terms, mask), 'kl_ref_sequence': by_sequence, 'kl_ref_sequence_max': largest}

@@ -74,7 +74,7 @@ class Inputs(Mapping[str, Any]):
 
 
 def properties(**values: Any) -> Callable[[Callable], Callable]:
-    """Decorator that writes properties on a piece; TypeError for one that PROPERTIES lacks."""
+    """Returns a decorator that writes the properties on a piece. Raises TypeError for a name that PROPERTIES lacks."""
 
     for name in values:
         if name not in PROPERTIES:
@@ -121,7 +121,7 @@ def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
 
 
 def list_pieces(module: ModuleType) -> dict[str, Callable]:
-    """The pieces of a module by name."""
+    """The pieces of a module by name: all public functions that it defines itself."""
     return {
         name: piece
         for name, piece in vars(module).items()
@@ -135,7 +135,7 @@ def reads(piece: Callable) -> list[str]:
 
 
 def numbers(piece: Callable) -> dict[str, Any]:
-    """The numbers of a piece by name: the bound ones, and else the defaults of its signature."""
+    """The numbers of a piece by name: what is bound, else the default, else inspect.Parameter.empty."""
     parameters = inspect.signature(piece).parameters
     return {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 

@@ -16,7 +16,7 @@ MAX_MEAN_LOG_RATIO = 10.0
 
 
 def token(log_ratio: Float[Array, '...']) -> Float[Array, '...']:
-    """exp(log ratio) of each token: PPO, GRPO."""
+    """exp of each token's log ratio, clamped to +-20: PPO, GRPO."""
     return reductions.clamped_exp(log_ratio)
 
 
@@ -37,7 +37,7 @@ def sequence_geometric(log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C'])
 
 @pieces.properties(row_mean=True, near_one=True)
 def sequence_geometric_token(log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """The value of sequence_geometric, the gradient of each token's logprob: GSPO-token (arXiv 2507.18071, eq. 14)."""
+    """sequence_geometric with the gradient of each token's own logprob: GSPO-token (arXiv 2507.18071, eq. 14)."""
     mean = jax.lax.stop_gradient(reductions.row_mean(log_ratio, mask))
     zero = jnp.where(jnp.abs(mean) < MAX_MEAN_LOG_RATIO, log_ratio - jax.lax.stop_gradient(log_ratio), 0.0)
     return reductions.clamped_exp(zero + mean, MAX_MEAN_LOG_RATIO)  # zero has only a gradient
@@ -47,9 +47,9 @@ def sequence_geometric_token(log_ratio: Float[Array, 'B C'], mask: Bool[Array, '
 def clipped_geometric(
     log_ratio: Float[Array, 'B C'], mask: Bool[Array, 'B C'], advantages: pieces.Advantages, *, log_clip: Positive = 0.4
 ) -> Float[Array, 'B C']:
-    """exp of the row's mean log ratio, clipped on the side that A pushes to: GMPO (arXiv 2507.20673).
+    """exp of the row's mean of clipped log ratios, on each token: GMPO (arXiv 2507.20673).
 
-    Each token's log ratio is clipped, above log_clip for A > 0 and else below -log_clip.
+    A token's log ratio is clipped on the side that A pushes to: to at most log_clip for A > 0, else at least -log_clip.
     """
     clipped = jnp.where(advantages > 0, jnp.minimum(log_ratio, log_clip), jnp.maximum(log_ratio, -log_clip))
     mean = reductions.row_mean(clipped, mask)

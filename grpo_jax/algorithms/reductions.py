@@ -40,7 +40,7 @@ def batch_mean(x: Float[Array, 'B _'] | Bool[Array, 'B _'], mask: Bool[Array, 'B
 def token_covariance(
     advantages: pieces.Advantages, logprobs: Float[Array, 'B C'], mask: Bool[Array, 'B C']
 ) -> Float[Array, 'B C']:
-    """(A - mean A)(logprob - mean logprob) over the minibatch's tokens (arXiv 2505.22617, eq. 9)."""
+    """(A - mean A)(logprob - mean logprob), with means over all tokens; 0 where masked (arXiv 2505.22617, eq. 9)."""
 
     def centred(x):
         return jnp.where(mask, x - batch_mean(x, mask), 0.0)

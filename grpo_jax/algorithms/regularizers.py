@@ -31,8 +31,8 @@ def llds(
 ) -> Float[Array, 'B C']:
     """llds_coef * max(old logprob - logprob, 0), in spans whose summed logprob has fallen: LLDS (arXiv 2512.04220).
 
-    It acts in rows with A >= 0 alone. A span is an unbroken run of sampled tokens; a completion of a single turn is one
-    span, and then this is the response-level gate. It is exactly 0 while the policy is still the old one.
+    The term acts in rows with A >= 0 alone, and is exactly 0 while the policy is still the old one. A span is an
+    unbroken run of sampled tokens; a completion of a single turn is one span, as in the paper's response-level gate.
     """
     lost = jnp.where(mask, -log_ratio, 0.0)
     begins = mask & ~jnp.pad(mask, ((0, 0), (1, 0)))[:, :-1]
@@ -43,6 +43,7 @@ def llds(
 
 
 def _right_tokens(mask: Bool[Array, 'B C'], correct: Float[Array, ' B']) -> Bool[Array, 'B C']:
+    """The tokens of right completions."""
     return mask & (correct >= 1)[:, None]
 
 
@@ -50,7 +51,10 @@ def _right_tokens(mask: Bool[Array, 'B C'], correct: Float[Array, ' B']) -> Bool
 def positive_nll(
     logprobs: Float[Array, 'B C'], correct: Float[Array, ' B'], *, positive_nll_coef: Coefficient = 0.1
 ) -> Float[Array, 'B C']:
-    """-positive_nll_coef * logprob, averaged over right completions' tokens: VAPO (arXiv 2504.05118, eq. 11)."""
+    """-positive_nll_coef * logprob in right completions, else 0: VAPO (arXiv 2504.05118, eq. 11).
+
+    Its mean is over the tokens of right completions.
+    """
     return -positive_nll_coef * jnp.where(correct >= 1, 1.0, 0.0)[:, None] * logprobs
 
 
@@ -65,7 +69,7 @@ def behaviour_k2(
 def kl_cov(
     log_ratio: Float[Array, 'B C'], top_covariance: Float[Array, 'B C'], *, kl_cov_coef: Coefficient = 1.0
 ) -> Float[Array, 'B C']:
-    """kl_cov_coef * |log ratio| on the tokens of highest covariance: KL-Cov (arXiv 2505.22617, eq. 12)."""
+    """kl_cov_coef * |log ratio| on the tokens of highest covariance, else 0: KL-Cov (arXiv 2505.22617, eq. 12)."""
     return kl_cov_coef * top_covariance * jnp.abs(log_ratio)
 
 

@@ -20,7 +20,7 @@ def all_tokens(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
 def high_entropy(
     old_entropy: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, entropy_share: PositiveShare = 0.2
 ) -> Float[Array, 'B C']:
-    """The entropy_share of tokens with the highest entropy in the minibatch (arXiv 2506.01939, eq. 5).
+    """1 for the entropy_share of tokens with the highest entropy in the minibatch, else 0 (arXiv 2506.01939, eq. 5).
 
     The loss is still divided by all tokens, as in TRL, unless denominator is 'selected'.
     """
@@ -31,7 +31,7 @@ def high_entropy(
 def m2po(
     log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, second_moment: Positive = 0.04
 ) -> Float[Array, 'B C']:
-    """Drops the tokens with the largest log_rho^2 until the remaining ones have a mean of at most second_moment.
+    """1 for tokens that are kept: the largest log_rho^2 are dropped until the others' mean is at most second_moment.
 
     M2PO (arXiv 2510.01161, algorithm 1). Of tokens with equal log_rho^2, the later are dropped first.
     """
@@ -51,7 +51,7 @@ def clip_cov(
     covariance_high: float = 5.0,
     covariance_share: PositiveShare = 2e-4,
 ) -> Float[Array, 'B C']:
-    """Drops the covariance_share of all tokens that have the highest covariance between the two bounds.
+    """0 for the covariance_share of all tokens that have the highest covariance between the two bounds, else 1.
 
     At least one is dropped, if any lies there. Clip-Cov (arXiv 2505.22617, eq. 11) drops as many of them at random.
     """

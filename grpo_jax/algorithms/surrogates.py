@@ -44,7 +44,7 @@ def dual_clip(
     # bound of the negative side's loss in units of -A
     dual_clip: Annotated[float, Range(least=1)] = 3.0,
 ) -> Float[Array, 'B C']:
-    """clip, and for A < 0 at most -dual_clip A: bounds the loss where x is large (arXiv 1912.09729, eq. 5)."""
+    """clip, but at most -dual_clip A for A < 0, which bounds the loss where x is large (arXiv 1912.09729, eq. 5)."""
     loss = clip(ratio, advantages, clip_low=clip_low, clip_high=clip_high)
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
 
@@ -67,7 +67,7 @@ def cispo(
     *,
     cispo_cap: Annotated[float, Range(least=1)] = 5.0,  # absolute, not 1 + epsilon
 ) -> Float[Array, 'B C']:
-    """-min(x, cispo_cap) A logprob, the weight not differentiated: CISPO (arXiv 2506.13585, eq. 4).
+    """-min(x, cispo_cap) A logprob, where only logprob is differentiated: CISPO (arXiv 2506.13585, eq. 4).
 
     cispo_cap is absolute; verl's epsilon is cispo_cap - 1.
     """
@@ -82,7 +82,7 @@ def sapo(
     sapo_positive: Annotated[float, Range(least=1e-3, most=1e3)] = 1.0,  # temperature
     sapo_negative: Annotated[float, Range(least=1e-3, most=1e3)] = 1.05,  # temperature
 ) -> Float[Array, 'B C']:
-    """-(4 / tau) sigmoid(tau (x - 1)) A, tau by the sign of A: SAPO (arXiv 2511.20347)."""
+    """-(4 / tau) sigmoid(tau (x - 1)) A, tau = sapo_positive for A > 0, else sapo_negative: SAPO (arXiv 2511.20347)."""
     tau = jnp.where(advantages > 0, sapo_positive, sapo_negative)
     return -(4 / tau) * jax.nn.sigmoid(tau * (ratio - 1)) * advantages
 
@@ -133,9 +133,10 @@ def vespo(
     vespo_powers: tuple[Power, Power] = (2.0, 3.0),
     vespo_rates: tuple[Power, Power] = (3.0, 2.0),
 ) -> Float[Array, 'B C']:
-    """-W^k e^(lambda (1 - W)) A logprob, the weight not differentiated, W the row's ratio: VESPO (arXiv 2602.10693).
+    """-W^k e^(lambda (1 - W)) A logprob, where only logprob is differentiated: VESPO (arXiv 2602.10693).
 
-    vespo_powers and vespo_rates are k and lambda for positive and for negative advantages.
+    W is the product of the row's token ratios. vespo_powers and vespo_rates are k and lambda, each for positive and for
+    other advantages.
     """
     power, rate = (jnp.where(advantages > 0, *pair) for pair in (vespo_powers, vespo_rates))
     log_product = reductions.clamp(reductions.row_sum(log_ratio, mask))

@@ -16,25 +16,25 @@ from grpo_jax.types import Array
 
 
 def sequence_mean(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """Mean over a row's tokens, then over rows: GRPO (arXiv 2402.03300, eq. 3)."""
+    """Weights of the mean over a row's tokens, then over rows: GRPO (arXiv 2402.03300, eq. 3)."""
     lengths = jnp.sum(mask, -1, keepdims=True)
     return mask / jnp.maximum(lengths, 1) / jnp.maximum(jnp.sum(lengths > 0), 1)
 
 
 def token_mean(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """Mean over all tokens of the minibatch: DAPO as published in code (arXiv 2503.14476)."""
+    """Weights of the mean over all tokens of the minibatch: DAPO as published in code (arXiv 2503.14476)."""
     return mask / jnp.maximum(jnp.sum(mask), 1)
 
 
 def sequence_sum(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """Sum over a row's tokens, then mean over rows: the policy gradient's own form (REINFORCE)."""
+    """Weights of the sum over a row's tokens, then the mean over rows: the policy gradient's own form (REINFORCE)."""
     return mask / jnp.maximum(jnp.sum(jnp.any(mask, -1)), 1)
 
 
 def constant(
     mask: Bool[Array, 'B C'], *, loss_denominator: Annotated[float, Range(least=1e-6, most=1e12)] = 1024.0
 ) -> Float[Array, 'B C']:
-    """Sum over all tokens / loss_denominator."""
+    """Weights of the sum over all tokens / loss_denominator."""
     return mask / loss_denominator
 
 
@@ -43,7 +43,7 @@ def fixed_length(
     *,
     fixed_length: Count = 1024,  # tokens that a row's sum is divided by
 ) -> Float[Array, 'B C']:
-    """Sum over a row's tokens / fixed_length, mean over rows: Dr. GRPO (arXiv 2503.20783, section 3.2).
+    """Weights of a row's sum / fixed_length, then the mean over rows: Dr. GRPO (arXiv 2503.20783, section 3.2).
 
     Rows are not divided by their own length, which removes the length bias.
     """
@@ -52,7 +52,7 @@ def fixed_length(
 
 
 def prompt_mean(mask: Bool[Array, 'B C'], group_ids: Int[Array, ' B']) -> Float[Array, 'B C']:
-    """Mean over a group's tokens, then over prompts: DAPO as printed (arXiv 2503.14476, eq. 8)."""
+    """Weights of the mean over a group's tokens, then over groups: DAPO as printed (arXiv 2503.14476, eq. 8)."""
     lengths = jnp.sum(mask, -1).astype(jnp.float32)
     same = reductions.same_group(group_ids)
     group_tokens = same @ lengths
@@ -64,7 +64,7 @@ def prompt_mean(mask: Bool[Array, 'B C'], group_ids: Int[Array, ' B']) -> Float[
 def pair_mean(
     mask: Bool[Array, 'B C'], group_ids: Int[Array, ' B'], advantages: pieces.Advantages
 ) -> Float[Array, 'B C']:
-    """Mean over a row's tokens, then over the pair's rows, then over pairs: DPO (arXiv 2305.18290, eq. 7).
+    """Weights of the mean over a row's tokens, then the pair's rows, then pairs: DPO (arXiv 2305.18290, eq. 7).
 
     A pair is the rows of a group with advantages above and below 0. Groups without both do not count.
     """

@@ -65,7 +65,7 @@ def grow_by_uncertainty(
 ) -> Int[np.ndarray, ' P']:
     """The sizes of groups with `units` more units, each for the prompt with the highest priority at that moment.
 
-    stds: of each prompt's rewards so far, with n - 1; they stay the same while sizes grow.
+    stds: of each prompt's rewards so far, with divisor n - 1; they stay the same while sizes grow.
     """
     return grow(sizes, units, unit, lambda grown: priorities(stds, grown, unit, exploration))
 
@@ -73,9 +73,9 @@ def grow_by_uncertainty(
 def priorities(
     stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P'], unit: int, exploration: float
 ) -> Float[np.ndarray, ' P']:
-    """XRPO's priority of each prompt: how much a unit narrows its interval, plus exploration sqrt(log(1 + T) / n).
+    """XRPO's priority of each prompt: what a unit takes off its half width, plus exploration sqrt(log(1 + T) / n).
 
-    The interval is that of half_widths. T is the number of all completions so far, n a prompt's. The paper has unit 1.
+    half_widths has the half widths. T is the number of all completions so far, n a prompt's. The paper has unit 1.
     """
     reduction = half_widths(stds, sizes) - half_widths(stds, sizes + unit)
     return reduction + exploration * np.sqrt(np.log1p(sizes.sum()) / sizes)

@@ -26,11 +26,11 @@ FIELDS = {'demonstration': str, 'rejected': str, 'steps': list, 'labels': list}
 
 
 def find(
-    dataset: data.Dataset, tokenizer: Any, fields: Sequence[str], most: int, name: str
+    dataset: data.Dataset, tokenizer: Any, fields: Sequence[str], max_tokens: int, dataset_name: str
 ) -> tuple[data.Dataset, list[list[list[int]]]]:
-    """(Dataset, completions) of the examples whose meta has all `fields`, and whose completions fit.
+    """As encode_completions, where the completions of an example are the texts in these fields of its meta.
 
-    completions[i] has the token ids of each field in its order, with the stop token. most, name: see read_completions.
+    completions[i] of (Dataset, completions) has for each field the token ids of the text, and the stop token.
     """
 
     def encode(example):
@@ -39,42 +39,43 @@ def find(
             for field in fields
         ]
 
-    return read_completions(dataset, fields, encode, most, name)
+    return encode_completions(dataset, fields, encode, max_tokens, dataset_name)
 
 
-def read_completions(
-    dataset: data.Dataset, fields: Sequence[str], encode: Callable[[Example], list], most: int, name: str
+def encode_completions(
+    dataset: data.Dataset, fields: Sequence[str], encode: Callable[[Example], list], max_tokens: int, dataset_name: str
 ) -> tuple[data.Dataset, list[list[list[int]]]]:
-    """(Dataset, [encode(example), ...]) of the examples whose meta has all `fields`, and whose completions fit.
+    """Returns (the Dataset of the examples that are kept, [encode(example), ...] of these examples).
 
-    encode(example) returns the token ids of the example's completions, a list for each; a completion fits if it has at
-    most `most` tokens, which is rollout.max_tokens. name: of the data set, for messages. Raises BadInput if no example
-    remains or a field has another type.
+    An example is kept if its meta has all `fields`, and if each of its completions has at most max_tokens tokens
+    (rollout.max_tokens). A warning counts the others. encode(example) returns a list of token ids for each completion.
+    dataset_name stands in messages. Raises BadInput if no example is kept, and if a field has another type than FIELDS
+    gives it.
     """
-    have = [i for i, e in enumerate(dataset.examples) if all(field in e.meta for field in fields)]
-    if not have:
+    with_fields = [i for i, e in enumerate(dataset.examples) if all(field in e.meta for field in fields)]
+    if not with_fields:
         raise BadInput(
             'data.name',
-            name,
+            dataset_name,
             f'has no example with {" and ".join(fields)}; name another data set, or train a policy without them: '
             "supervised.updates=0 and collection.source='policy'",
         )
-    for example in (dataset.examples[i] for i in have):
+    for example in (dataset.examples[i] for i in with_fields):
         for field in fields:
             kind = FIELDS.get(field, object)
             if not isinstance(example.meta[field], kind):
                 value = str(example.meta[field])[:80]
                 raise BadInput(f'{field} of example {example.id}', value, f'must be a {kind.__name__}; mend its row')
-    completions = {i: encode(dataset.examples[i]) for i in have}
-    kept = [i for i in have if max(map(len, completions[i])) <= most]
+    completions = {i: encode(dataset.examples[i]) for i in with_fields}
+    kept = [i for i in with_fields if max(map(len, completions[i])) <= max_tokens]
     if not kept:
-        least = min(max(map(len, completions[i])) for i in have)
+        least = min(max(map(len, completions[i])) for i in with_fields)
         raise BadInput(
-            'rollout.max_tokens', most, f'is too short for the completions of every example; use {least} or more'
+            'rollout.max_tokens', max_tokens, f'is too short for the completions of every example; use {least} or more'
         )
     for count, reason in [
-        (len(dataset.examples) - len(have), f'lack {" or ".join(fields)}'),
-        (len(have) - len(kept), f'are longer than rollout.max_tokens={most}'),
+        (len(dataset.examples) - len(with_fields), f'lack {" or ".join(fields)}'),
+        (len(with_fields) - len(kept), f'are longer than rollout.max_tokens={max_tokens}'),
     ]:
         if count:
             logger.warning('%d of %d examples %s and are left out', count, len(dataset.examples), reason)

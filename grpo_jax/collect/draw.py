@@ -30,7 +30,7 @@ Progress = Callable[[int, int, int], Any]  # see sampler.engine
 
 
 class Draw(NamedTuple):
-    """The completions of a step's next prompts, with rewards that may still be computed."""
+    """The completions of a step's next prompts; their rewards may be unfinished until finish_rewards() returns them."""
 
     examples: list[Example]  # one per equal block of rows; blocks of one prompt are adjacent
     rollout: Rollout
@@ -83,7 +83,7 @@ class Drawer:
     def draw(
         self, state: TrainState, aux: dict[str, Any], index: int, progress: Progress
     ) -> tuple[Draw, dict[str, Any]]:
-        """(Draw of the next prompts, the new aux).
+        """Returns (the Draw of the next prompts, the new aux).
 
         state: of the step. aux: its aux, as earlier draws of the step have left it. index: how many draws the step has
         made before. progress: see sampler.engine. Rewards are computed while other rows still decode.
@@ -125,9 +125,9 @@ class Drawer:
     def sample(
         self, state: TrainState, examples: list[Example], prompts: Prompts, progress: Progress, *, first: Any, index=0
     ) -> Draw:
-        """The Draw of sampled completions.
+        """The Draw of completions that the engine samples; all processes must call it.
 
-        first i32[P]: the number of each prompt's first sample, which its noise depends on. index: of the draw.
+        first i32[P]: the number of each prompt's first sample, on which its noise depends. index: as in draw.
         """
         assert self.engine is not None, 'completions are sampled'
         params = fetch_reference(state) if self.options.source == 'reference' else state.params
@@ -147,7 +147,7 @@ class Drawer:
         return data.prompts(self.dataset, indices, self.shapes.queries, self.pad_token)
 
     def judge(self, examples: Sequence[Example], rollout: Rollout) -> rewards.Rewards:
-        """The Rewards of a rollout on the host."""
+        """The Rewards of a rollout; examples: one for each equal block of its rows. All processes must call it."""
         columns = decode_completions(self.tokenizer, rollout)
         compute = functools.partial(rewards.compute_rewards, self.reward_functions)
         rewarded = processes.by_group(compute, examples, *columns)
@@ -166,7 +166,7 @@ class Drawer:
     def count_passes(
         self, draw: Draw, chosen: ChosenPrompts, aux: dict[str, Any], index: int = 0
     ) -> tuple[Draw, dict[str, Any]]:
-        """(draw with the curriculum's metrics, aux with the draw's tries and hits added), if options count passes."""
+        """(draw with the curriculum's metrics, aux with its tries and hits added); unchanged if none are counted."""
         if not self.options.counts_passes:
             return draw, aux
         grouping, correct = draw.grouping, draw.finish_rewards().correct == 1
@@ -205,12 +205,12 @@ def find_retired(options: CollectOptions, aux: dict[str, Any], count: int) -> Bo
 
 
 def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, float]:
-    """Metrics: the least and the most completions of a prompt, and how many were sampled behind exemplars."""
+    """Metrics by name: least and most completions of a prompt, and how many were sampled behind exemplars (seeded)."""
     return {'group_size_least': int(sizes.min()), 'group_size_most': int(sizes.max()), 'seeded': seeded}
 
 
 def draw_shapes(options: CollectOptions, shapes: batches.Shapes, prompts_per_step: int) -> batches.Shapes:
-    """The Shapes of a rollout, for a step of these shapes: the whole step, or with uncertainty a block a prompt."""
+    """The Shapes of a rollout, for a step's shapes: the same, or with allocation 'uncertainty' one unit a prompt."""
     return shapes._replace(prompts=prompts_per_step) if options.allocation == 'uncertainty' else shapes
 
 

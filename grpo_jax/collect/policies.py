@@ -107,7 +107,7 @@ def make_decode_scorer(
 
 
 def check_decoded(learning: Learning, sampling: Sampling, options: CollectOptions, algorithm: Algorithm) -> None:
-    """Refuses settings with which the sampler cannot compute a step's logprobs again."""
+    """Raises BadInput for settings with which the sampler cannot compute a step's logprobs again."""
     if not learning.decoded_fields:
         return
     hindered = {
@@ -135,7 +135,7 @@ class Teacher(NamedTuple):
     digest: str  # of params
 
     def score(self, rollout: Rollout, packed: Any) -> Fields:
-        """The teacher's logprobs of a rollout's tokens, and its likeliest tokens if the program returns them."""
+        """Fields: teacher_logprobs of a rollout's tokens; teacher_top and teacher_ids if the program returns them."""
         output = self.program(jax.device_put(self.params, self.shardings), rollout, packed)
         fields = {
             'teacher_logprobs': output.logprobs,
@@ -174,7 +174,7 @@ def make_teacher_program(run: Any, config: transformer.ModelConfig) -> Executabl
 
 
 def check_teacher(source: Any, algorithm: Algorithm, vocab_size: int) -> None:
-    """Refuses a config.teacher that does not fit the algorithm; reads no file. source: the TeacherSource."""
+    """Raises BadInput for a config.teacher that does not fit the algorithm; reads no file. source: a TeacherSource."""
     if not algorithm.needs_teacher:
         for key, value in source._asdict().items():
             if value != type(source)._field_defaults[key]:
@@ -191,7 +191,7 @@ def check_teacher(source: Any, algorithm: Algorithm, vocab_size: int) -> None:
 def check_teacher_model(
     path: str, tokenizer: Any, vocab_size: int, columns: int, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
 ) -> None:
-    """Refuses a model in config.teacher.path that cannot teach the policy; reads only the headers of its weights.
+    """Raises BadInput for a model in config.teacher.path that cannot teach the policy; reads headers of weights alone.
 
     tokenizer, vocab_size: the policy's. columns: the most tokens of a prompt with its completion.
     """
@@ -294,10 +294,10 @@ def check_reference(
     config: transformer.ModelConfig,
     mesh: jax.sharding.Mesh,
 ) -> None:
-    """Refuses a config.reference.path without a policy of the run's shapes; reads only the headers of its weights.
+    """Raises BadInput for a config.reference.path without a policy of the run's shapes; reads headers of weights alone.
 
-    keeps_reference: whether the algorithm keeps one; a path is refused if not. source: config.model, a ModelSource.
-    config: the policy's ModelConfig.
+    keeps_reference: whether the algorithm keeps a reference; if not, any path is refused. workdir: if it has a
+    checkpoint, the path is not looked at. source: config.model, a ModelSource. config: the policy's ModelConfig.
     """
     if path and source.lora.rank:
         raise BadInput(
@@ -321,9 +321,9 @@ def check_reference(
 
 
 def load_reference(state: TrainState, abstract: TrainState, path: str, config: transformer.ModelConfig) -> TrainState:
-    """The state of a new run with the policy in config.reference.path as its reference; unchanged if path is ''.
+    """The state of a new run with the policy in config.reference.path (`path`) as its reference.
 
-    abstract: the state's shapes and shardings. config: the policy's ModelConfig.
+    The state is unchanged if path is ''. abstract: its shapes and shardings. config: the policy's ModelConfig.
     """
     if not path:
         return state

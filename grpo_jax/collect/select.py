@@ -105,7 +105,7 @@ class Group(NamedTuple):
 
 
 class SelectedGroups(NamedTuple):
-    """The groups that a step may learn from, and those that are kept for later steps."""
+    """The groups that a step may learn from, those that are kept for later steps, and how many draws were made."""
 
     alive: list[Group]
     dead: list[Group]
@@ -121,7 +121,8 @@ def resample(
 ) -> tuple[SelectedGroups, Carry]:
     """Draws until `prompts` groups are alive, but at most max_draws times (DAPO, arXiv 2503.14476, eq. 11).
 
-    kept: living groups of earlier steps, which count. Of the living groups beyond `prompts`, as many again are kept.
+    kept: living groups of earlier steps, which count. Of the living groups beyond `prompts`, the first `prompts` are
+    kept for later steps. Returns (SelectedGroups, the carry of the last draw).
     """
     alive, dead, draws = list(kept), [], 0
     while True:
@@ -138,8 +139,8 @@ def replay(
 ) -> tuple[SelectedGroups, Carry]:
     """Draws once, and puts kept groups of earlier steps in the places of dead ones.
 
-    They are drawn with probabilities in proportion to their priorities, by `noise`. The `prompts` groups of highest
-    priority, new or kept, are kept for later steps.
+    `noise` draws them with probabilities in proportion to their priorities. The `prompts` living groups of highest
+    priority, new or kept, are kept for later steps. Returns (SelectedGroups, the carry of the draw).
     """
     alive, dead = [], []
     groups, carry = draw(carry, 0)
@@ -193,13 +194,13 @@ def make_exchange(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw
 
 
 def find_dead(gate: str, rewarded: Rewards, grouping: Grouping | None = None) -> Bool[np.ndarray, ' P']:
-    """Which groups are dead by collection.gate (see algorithms.judge_groups); without grouping, all rows are one."""
+    """Which groups are dead by collection.gate, as algorithms.judge_groups says; without grouping, all rows are one."""
     grouping = grouping or Grouping.by_sizes(np.array([len(rewarded.rewards)]))
     return algorithms.judge_groups(gate, *(grouping.spread(x, np.nan) for x in (rewarded.rewards, rewarded.correct)))
 
 
 def split_groups(draw: Draw, step: int, gate: str) -> list[Group]:
-    """The blocks of a draw as Groups, on the host; waits for the rewards. step: of the draw."""
+    """The blocks of a draw as Groups, on the host; waits for the rewards. step: the step that has made the draw."""
     rollout, rewarded = processes.fetch(draw.rollout), draw.finish_rewards()
     size = len(rewarded.rewards) // len(draw.examples)
     dead, groups = find_dead(gate, rewarded, draw.grouping), []

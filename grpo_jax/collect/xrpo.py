@@ -76,7 +76,7 @@ def seed_unsolved(
     blocks: Sequence[Sequence],
     count: int,
 ) -> tuple[Dataset, int]:
-    """(the owners' prompts, some behind exemplars, and how many of them are).
+    """Returns (the Dataset of the owners' prompts, of which some are behind exemplars, the number of these).
 
     longest: tokens of a prompt, at most. unseeded: the step's P prompts. owners: the number of the prompt that each of
     the S places is for. blocks: for each of the P prompts, its select.Groups so far. count: exemplars, at most.

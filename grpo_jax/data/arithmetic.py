@@ -19,8 +19,9 @@ Rows = Annotated[int, Range(least=1, most=10**6)]  # rows are made one by one
 def examples(
     split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: Share, tags: bool = False
 ) -> list[Example]:
-    """Up to `count` distinct sums of two numbers with `digits` digits; train and test share no sum.
+    """Makes Examples of up to `count` distinct sums like `47+85=`, of numbers with `digits` digits.
 
+    Train and test share no sum.
     A demonstration is a blurt, the bare answer, with probability `blurts`; a blurt has one digit changed with
     probability `wrong`. Other demonstrations add column by column, from the right, and then state the answer. With tags
     the columns stand inside <think> </think>, and the answer inside <answer> </answer>.
@@ -46,7 +47,7 @@ def examples(
 
 
 def work_out(a: int, b: int) -> str:
-    """The sum by columns, then the answer: 47+85 -> '7+5=12 4+8+1=13 132'."""
+    """The text of a + b by columns, from the right, then the answer, like '7+5=12 4+8+1=13 132' for 47 + 85."""
     columns, carry, left, right = [], 0, a, b
     while left or right:
         column = left % 10 + right % 10 + carry
@@ -56,7 +57,7 @@ def work_out(a: int, b: int) -> str:
 
 
 def _demonstration(rng, a, b, blurts, wrong):
-    """A drawn demonstration of a + b; blurts, wrong: as in examples."""
+    """Draws the text of a demonstration of a + b; blurts, wrong: probabilities, as in examples."""
     if rng.random() >= blurts:
         return work_out(a, b)
     answer = list(str(a + b))

@@ -9,10 +9,11 @@ from grpo_jax.types import Example
 
 
 def examples(split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: Share, slips: Share) -> list[Example]:
-    """The sums of arithmetic.examples; a worked demonstration has one digit changed with probability `slips`.
+    """The Examples of arithmetic.examples, with steps and their labels in the place of demonstrations.
 
-    meta['steps'] lists the columns and the answer, or a blurt's bare answer. meta['labels'] has a label for each step:
-    1.0 before the first wrong step, 0.0 for this step, None behind it.
+    meta['steps'] lists the columns and the answer of a demonstration, or a blurt's bare answer; one digit of a worked
+    demonstration is changed with probability `slips`. meta['labels'] has a label for each step: 1.0 before the first
+    wrong step, 0.0 for this step, None behind it.
     """
     rng = np.random.default_rng((digits, split == 'test', 1))
     labelled = []

@@ -23,7 +23,7 @@ MOST = 1_000_000  # characters of a rendered chat
 def render(
     template: Any, chats: Sequence[list[dict[str, Any]]], variables: Mapping[str, Any]
 ) -> list[tuple[str | None, str]]:
-    """Renders each chat in a worker: (text, ''), or (None, the template's error).
+    """Renders each chat in a worker, and returns for each (text, ''), or (None, the template's error).
 
     chats: lists of messages; variables: what the template sees besides messages, that is special tokens by name and its
     switches. The text ends where the assistant's answer begins, or behind the assistant's words if the chat ends with
@@ -38,14 +38,14 @@ def render(
 
 @functools.cache
 def _workers():
-    """One worker process, which starts with the first chat and ends with this process."""
+    """The Pool of one worker process, which starts with the first chat and ends with this process."""
     return Pool(1, deadline=SECONDS, memory_gib=GIB)
 
 
 def render_here(
     template: Any, chats: Sequence[list[dict[str, Any]]], variables: Mapping[str, Any]
 ) -> list[tuple[str | None, str]]:
-    """As render, but in this process."""
+    """As render, but in this process, without a deadline; when memory runs out, it raises MemoryError."""
     rendered = []
     for messages in chats:
         begun = messages[-1]['role'] == 'assistant'

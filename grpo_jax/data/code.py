@@ -1,7 +1,8 @@
 """Programming problems with tests: HumanEval (arXiv 2107.03374) and MBPP (arXiv 2108.07732), whole or sanitized.
 
-meta has what the reward `code` needs: 'before', the source that goes before the program; 'tests', sources that raise
-when they fail; 'setup', the source that the tests need; 'names', the tests' name -> the program's name of an object.
+meta has a demonstration, and what the reward `code` needs: 'before', the source that goes before the program; 'tests',
+sources that raise when they fail; 'setup', the source that the tests need; 'names', a dict with the program's name of
+each object that the tests name.
 """
 
 import ast
@@ -26,7 +27,8 @@ def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
     """Reads folder/<name>.jsonl; name is humaneval, mbpp or mbpp_sanitized.
 
     humaneval has the split test alone, the others have MBPP's splits. On the hub: openai/openai_humaneval and
-    google-research-datasets/mbpp, with a file for each split. Ids are line numbers in humaneval, task_id in the others.
+    google-research-datasets/mbpp, with a file for each split. Ids are row numbers in humaneval, task_id in the others.
+    Raises BadInput for another name, and for a split that the data set does not have.
     """
     converters = {'humaneval': _humaneval_example, 'mbpp': _mbpp_example, 'mbpp_sanitized': _mbpp_example}
     if name not in converters:
@@ -80,13 +82,13 @@ def _mbpp_example(row, _, where):
     """The Example of a row of MBPP; raises BadInput for a malformed row."""
     text = text_field(row, 'text' if 'text' in row else 'prompt', where)
     code = text_field(row, 'code', where).replace('\r', '')
-    tests, needed, task = _sources(row, 'test_list', where), _sources(row, 'test_imports', where), row.get('task_id')
+    tests, needed, task_id = _sources(row, 'test_list', where), _sources(row, 'test_imports', where), row.get('task_id')
     if not tests:
         raise BadInput(where, tests, 'field test_list must have a test; mend or remove the row')
     if not any(isinstance(node, ast.Assert) for node in ast.walk(_parse('\n'.join(tests), where))):
         raise BadInput(where, shorten(tests), 'field test_list has no assert; mend or remove the row')
-    if type(task) is not int:
-        raise BadInput(where, shorten(task), 'field task_id must be a whole number; mend or remove the row')
+    if type(task_id) is not int:
+        raise BadInput(where, shorten(task_id), 'field task_id must be a whole number; mend or remove the row')
     if row.get('test_setup_code'):
         needed.append(text_field(row, 'test_setup_code', where).replace('\r', ''))
     used = _names('\n'.join(needed + tests), where)
@@ -97,16 +99,16 @@ def _mbpp_example(row, _, where):
         elif getattr(part, 'name', '') in used:
             names[part.name] = part.name
     meta = {'before': '', 'setup': '\n'.join(imports + needed), 'tests': tests, 'names': names, 'demonstration': code}
-    return Example(TASK.format(text=text, tests='\n'.join(tests)), code, task, meta)
+    return Example(TASK.format(text=text, tests='\n'.join(tests)), code, task_id, meta)
 
 
 def _names(source, where):
-    """All names in a source; BadInput for a source that is no Python."""
+    """The set of all names that a source uses or assigns; raises BadInput for a source that is no Python."""
     return {node.id for node in ast.walk(_parse(source, where)) if isinstance(node, ast.Name)}
 
 
 def _sources(row, field, where):
-    """The list of sources in a field, which may be missing; raises BadInput for anything else."""
+    """The list of sources in a field, [] where the field is missing; raises BadInput for anything else."""
     sources = row.get(field, [])
     if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
         raise BadInput(where, shorten(sources), f'field {field} must be a list of texts; mend or remove the row')

@@ -25,7 +25,7 @@ SUM, PRODUCT, NUMBER = range(3)  # how tightly an expression binds
 
 
 class Term(NamedTuple):
-    """Part of an expression."""
+    """Part of an expression: its value, its text, and how tightly it binds (SUM, PRODUCT or NUMBER)."""
 
     value: int
     text: str
@@ -43,35 +43,35 @@ def examples(
     short: bool,
     wrong: Share,
 ) -> list[Example]:
-    """Makes up to `count` distinct problems.
+    """Makes Examples of up to `count` distinct problems.
 
     A problem has numbers[0] to numbers[1] numbers in 1..largest and a target in 1..highest. operations is a text like
     '+-*/'; all intermediate values are whole and above 0. The test split shares no set of numbers with the train split.
     The answer is a right expression. meta has numbers, target and demonstration; a demonstration has a wrong expression
     with probability `wrong`. A `short` prompt is `3,5,7=22:` and asks for the bare expression; others are a sentence
-    and ask for <think> and <answer>.
+    and ask for <think> and <answer>. Raises BadInput for numbers in the wrong order, and for another operation.
     """
     if numbers[0] > numbers[1]:
         raise BadInput('data.options.numbers', numbers, 'must be (least, most) numbers; swap the two')
     if not set(operations) <= OPERATIONS.keys():
         raise BadInput('data.options.operations', operations, f'has others than {"".join(OPERATIONS)}; leave them out')
     # demonstrations draw from another stream: the problems do not depend on `wrong`
-    problems, slips = random.Random(f'{tuple(numbers)} {largest} {split}'), random.Random(split)
+    problem_rng, slip_rng = random.Random(f'{tuple(numbers)} {largest} {split}'), random.Random(split)
     examples, misses = {}, 0
     while len(examples) < count and misses < PATIENCE:
         misses += 1
-        given = [problems.randint(1, largest) for _ in range(problems.randint(*numbers))]
+        given = [problem_rng.randint(1, largest) for _ in range(problem_rng.randint(*numbers))]
         # a fixed tenth of all sets of numbers is held out, whatever the counts
         if (zlib.crc32(str(sorted(given)).encode()) % 10 == 0) != (split == 'test'):
             continue
-        steps, solution = _expression(problems, given, operations)
+        steps, solution = _expression(problem_rng, given, operations)
         problem = (*sorted(given), solution.value)
         if not 1 <= solution.value <= highest or problem in examples:
             continue
         misses = 0
         shown = solution
-        if slips.random() < wrong:
-            steps, shown = _wrong_expression(slips, given, operations, solution.value) or (steps, solution)
+        if slip_rng.random() < wrong:
+            steps, shown = _wrong_expression(slip_rng, given, operations, solution.value) or (steps, solution)
         if short:
             prompt, demonstration = f'{",".join(map(str, given))}={solution.value}:', shown.text
         else:
@@ -89,7 +89,10 @@ def examples(
 
 
 def _expression(rng, numbers, operations):
-    """Draws an expression of all numbers: (steps like 3*5=15, Term); its value is 0 if a step fails, see OPERATIONS."""
+    """Draws an expression of all numbers; returns (its steps, like '3*5=15', and its Term).
+
+    If the value of a step is not whole or not above 0, the Term's value is 0.
+    """
     terms, steps = [Term(number, str(number), NUMBER) for number in numbers], []
     while len(terms) > 1:
         left, right = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
@@ -103,7 +106,7 @@ def _expression(rng, numbers, operations):
 
 
 def _text(left, sign, right):
-    """The text `left sign right`, with brackets where they are needed."""
+    """The text of the expression `left sign right` of two Terms, with brackets where they are needed."""
     binds = SUM if sign in '+-' else PRODUCT
     first = f'({left.text})' if left.binds < binds else left.text
     loose = right.binds < binds or (right.binds == binds and sign in '-/')
@@ -111,6 +114,6 @@ def _text(left, sign, right):
 
 
 def _wrong_expression(rng, numbers, operations, target):
-    """(steps, Term) of a drawn expression that misses the target; None when 100 draws give none."""
+    """Draws an expression that misses the target; returns its (steps, Term), or None when 100 draws give none."""
     drawn = (_expression(rng, numbers, operations) for _ in range(100))
     return next((result for result in drawn if result[1].value not in (0, target)), None)

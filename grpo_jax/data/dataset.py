@@ -68,27 +68,30 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
     """Chooses the folder of each data set (see origin.choose_folder); returns options with folders and origins.
 
     recorded: the origins that the run began with. A data set that lies in no folder is fetched from the hub. No row is
-    read. Raises BadInput for options that the data set does not have.
+    read. Raises BadInput for an option that a data set does not have or that is out of its range, and as
+    origin.choose_folder does.
     """
     module, values = _import(options.name), options.options
     _check_options(module, values)
     if not hasattr(module, 'weights'):
-        values, where = origin.choose_folder(module, values, options.path, options.revision, *recorded)
-        return options._replace(options=values, origins=(where,))
+        values, its_origin = origin.choose_folder(module, values, options.path, options.revision, *recorded)
+        return options._replace(options=values, origins=(its_origin,))
     if options.path or options.revision:
         raise BadInput(
-            'data.path', options.path, 'sources of a mixture have path and revision of their own; leave these empty'
+            'data.path, data.revision',
+            (options.path, options.revision),
+            'each source of a mixture has its own; leave these empty',
         )
     module.weights(**values)  # refuses what cannot be mixed
     sources, origins = [], []
     for k, source in enumerate(values['sources']):
         path, revision = source.get('path', ''), source.get('revision', '')
         _check_options(_import(source['name']), source['options'])
-        located, where = origin.choose_folder(
+        located, its_origin = origin.choose_folder(
             _import(source['name']), source['options'], path, revision, *recorded[k : k + 1]
         )
         sources.append({**source, 'options': located})
-        origins.append(where)
+        origins.append(its_origin)
     return options._replace(options={'sources': sources}, origins=tuple(origins))
 
 
@@ -97,7 +100,8 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
 
     needs_answer(example): whether a row without a gold answer is malformed. Malformed rows, and prompts longer than
     max_prompt_tokens, are left out, and a warning counts them. Raises BadInput for the first malformed row if
-    options.strict, when most rows are malformed, and when no example is left.
+    options.strict, when most rows are malformed, when no example of the split or of a mixture's source is left, and for
+    options, ids or a chat template that do not work.
     """
     rows = [
         row.example if isinstance(row, Unanswered) and not needs_answer(row.example) else row
@@ -107,7 +111,7 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
     check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
     encoded = drop_malformed(_encode(tokenizer, rows, options.prompt_format, split), options.strict, split)
     if not encoded:
-        raise BadInput('data.options', options.options, f'gives no example of the {split} split; change it')
+        raise BadInput('data.options', options.options, f'gives no example of the {split} split; change these options')
     sound, tokens = map(list, zip(*encoded, strict=True))
     longest = options.max_prompt_tokens
     fitting = [i for i, prompt in enumerate(tokens) if len(prompt) <= longest]
@@ -131,11 +135,11 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
 
 
 def _check_examples(name, rows):
-    """Raises BadInput for a row that is no Example, and unless ids are distinct and in 0..2^31-1."""
+    """Raises BadInput for a row that is no Example, and for ids that are not distinct or not in 0..2^31-1."""
     for row in rows:
         if not isinstance(row, Example) or not (isinstance(row.prompt, str) and isinstance(row.answer, str)):
             raise BadInput(
-                'data.name', name, f'gives {shorten(row)!r}, no Example with texts as prompt and answer; mend the file'
+                'data.name', name, f'gives {shorten(row)!r} and not Examples whose prompt and answer are texts; mend it'
             )
     ids = {example.id for example in rows}
     if len(ids) < len(rows) or not all(isinstance(i, int) and 0 <= i < 2**31 for i in ids):
@@ -143,7 +147,7 @@ def _check_examples(name, rows):
 
 
 def _encode(tokenizer, rows, prompt_format, split):
-    """For each row (example, its prompt's token ids), or a BadInput in place of a row that has none."""
+    """A list with (example, its prompt's token ids) for each row, or a BadInput if row or prompt is malformed."""
     rendered: list[Any] = [None] * len(rows)  # the chat template's texts; None without a chat template
     chats = [i for i, row in enumerate(rows) if prompt_format.chat and not isinstance(row, BadInput)]
     for i, text in zip(chats, render_prompts(tokenizer, prompt_format, [rows[i] for i in chats]), strict=True):
@@ -177,7 +181,10 @@ def check_shared(train: Dataset, test: Dataset) -> None:
 
 
 def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
-    """A split's Examples, with a BadInput in place of each malformed row; name: the data set in config.data.name."""
+    """A split's Examples, with a BadInput in place of each malformed row. name, options: as in config.data.
+
+    Raises BadInput for an unknown data set, for options that it does not take, and where it cannot read the split.
+    """
     module, options = _import(name), dict(options)
     _check_options(module, options, whole=True)
     return module.examples(split, **options)
@@ -201,7 +208,7 @@ def _check_options(module, options, whole=False):
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
-    """Option -> parameter, as the data set's `examples` declares them; raises BadInput for an unknown data set."""
+    """The keyword-only parameters of a data set's `examples`, by name; raises BadInput for an unknown data set."""
     parameters = inspect.signature(_import(name).examples).parameters
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
@@ -212,7 +219,11 @@ def is_file(name: str) -> bool:
 
 
 def _import(name):
-    """Imports a data set's module: a file of this package, or a user's FILE.py; BadInput where there is none."""
+    """Imports a data set's module and returns it.
+
+    name: a file of grpo_jax/data without '.py', or the path of a user's FILE.py. Raises BadInput if there is no such
+    file, or if it has no function `examples`.
+    """
     ranges.check_value('data.name', name, ranges.Text)
     if is_file(name):
         module = _import_file(os.path.abspath(name), os.stat(name).st_mtime_ns) if os.path.isfile(name) else None
@@ -220,17 +231,19 @@ def _import(name):
         path = f'grpo_jax.data.{name}'
         exists = name.isidentifier() and importlib.util.find_spec(path)
         module = importlib.import_module(path) if exists else None
-    if module is None or not hasattr(module, 'examples'):
+    if module is None:
         place = 'file' if is_file(name) else 'file in grpo_jax/data'
         raise BadInput(
             'data.name', name, f'no such {place}; add one with examples(split, **options), or name FILE.py of yours'
         )
+    if not hasattr(module, 'examples'):
+        raise BadInput('data.name', name, 'has no examples(split, **options); add this function, or name a data set')
     return module
 
 
 @functools.cache
-def _import_file(path, changed):
-    """Imports a file. changed: its time of modification, a part of the cache's key: a changed file is imported anew."""
+def _import_file(path, modified_ns):
+    """Imports a file and returns its module. modified_ns: its time, so that a changed file is imported anew."""
     spec: Any = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix('.py'), path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -238,7 +251,7 @@ def _import_file(path, changed):
 
 
 def _sources(options, examples):
-    """Dataset.sources for the examples: () for a data set without weights; BadInput for a source without example."""
+    """Dataset.sources for the examples; () for a data set without weights. Raises BadInput for an empty source."""
     module = _import(options.name)
     if not hasattr(module, 'weights'):
         return ()
@@ -273,13 +286,13 @@ def spread(count: int, most: int) -> Int[np.ndarray, ' n']:
 def prompts(
     dataset: Dataset, indices: Sequence[int] | Int[np.ndarray, ' P'], length: int, pad_token: int
 ) -> tuple[list[Example], Prompts]:
-    """(the examples with these indices, their Prompts): arrays on the host, left-padded to `length` columns."""
+    """(the examples with these indices, their Prompts, which are host arrays, left-padded to `length` columns)."""
     tokens = np.full((len(indices), length), pad_token, np.int32)
     mask = np.zeros((len(indices), length), bool)
     for row, index in enumerate(indices):
-        ids = dataset.tokens[index]
-        tokens[row, length - len(ids) :] = ids
-        mask[row, length - len(ids) :] = True
+        prompt_tokens = dataset.tokens[index]
+        tokens[row, length - len(prompt_tokens) :] = prompt_tokens
+        mask[row, length - len(prompt_tokens) :] = True
     batch_examples = [dataset.examples[index] for index in indices]
     ids = np.array([example.id for example in batch_examples], np.int32)
     return batch_examples, Prompts(tokens, mask, ids)  # pyright: ignore[reportArgumentType]  # host arrays

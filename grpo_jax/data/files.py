@@ -50,9 +50,7 @@ def open_subset(folder: str, subset: str, main: str = 'default') -> str:
         return inside
     if subset not in ('', main):
         raise BadInput(
-            'data.options.subset',
-            subset,
-            f"is no subfolder of {folder}, which has {_subfolders(folder) or 'none'}; use another, or ''",
+            'data.options.subset', subset, f"{folder} has {_subfolders(folder)}; use one that is there, or ''"
         )
     return folder
 
@@ -91,9 +89,9 @@ def has_split(folder: str, split: str) -> bool:
 
 
 def _paths(folder, split, prefix, one_split):
-    """The paths of a split's files, in order; BadInput without any, and where shards are missing.
+    """The paths of a split's files, in order; raises BadInput without any, and where shards are missing.
 
-    one_split: whether the folder holds this split alone.
+    one_split: whether the folder's name has the split's in it, so that a Dataset in it may record another split's name.
     """
     for saved in (os.path.join(folder, split), folder):
         if os.path.isfile(os.path.join(saved, 'state.json')):
@@ -106,12 +104,11 @@ def _paths(folder, split, prefix, one_split):
                 'data file', paths[0], f'is one of {int(shards[1])} shards, but {len(paths)} are there; fetch all'
             )
         return paths
-    names = f', but the subfolders {names}' if (names := _subfolders(folder)) else ''
     raise BadInput(
         'data.options.folder',
         folder,
-        f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no folder of tensorflow-datasets or '
-        f'save_to_disk{names}; set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
+        f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no folder of tensorflow-datasets or save_to_disk'
+        f' (it has {_subfolders(folder)}); set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
         if os.path.isdir(folder)
         else 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set',
     )
@@ -129,13 +126,16 @@ def _paths_by_name(folder, split, prefix):
 
 
 def _subfolders(folder):
-    """The names of a folder's subfolders, in a text."""
-    paths = glob.glob(os.path.join(glob.escape(folder), '*/'))
-    return ', '.join(sorted(os.path.basename(path[:-1]) for path in paths))
+    """A text that lists the folder's subfolders: 'the subfolders a, b', or 'no subfolders'."""
+    names = sorted(os.path.basename(path[:-1]) for path in glob.glob(os.path.join(glob.escape(folder), '*/')))
+    return f'the subfolders {", ".join(names)}' if names else 'no subfolders'
 
 
 def _saved_paths(folder, split, one_split):
-    """The paths of a Dataset's files that save_to_disk wrote; BadInput where state.json names none or another split."""
+    """The paths of the files of a Dataset that save_to_disk wrote.
+
+    Raises BadInput where state.json names no files, or another split unless one_split.
+    """
     path = os.path.join(folder, 'state.json')
     state = json_file.read_object(path, 'save the data set again')
     if not one_split and state.get('_split') != split:

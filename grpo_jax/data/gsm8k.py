@@ -11,9 +11,9 @@ FILES = 'gsm8k_'
 
 
 def examples(split: str, *, folder: str, subset: str = 'main') -> list[Example | BadInput]:
-    """Reads folder/gsm8k_<split>.jsonl, or other files that files.rows reads; openai/gsm8k on the hub.
+    """Reads folder/gsm8k_<split>.jsonl, or other files that files.rows reads, like those of openai/gsm8k on the hub.
 
-    subset: main, or socratic, whose solutions have a question before each step.
+    subset: main, or socratic, whose solutions have a question before each step. meta has the solution as demonstration.
     """
     return convert_rows(_example, files.rows(files.open_subset(folder, subset, 'main'), split, FILES))
 
@@ -25,7 +25,7 @@ def _example(row, index, where):
 
 
 def gold(solution: str, where: str) -> str:
-    """The number after ####, without thousands separators; raises BadInput, which names `where`, without one."""
+    """The text of the number after the last ####, without thousands separators; raises BadInput(where) without one."""
     number = solution.rpartition('####')[2].strip().replace(',', '')
     if '####' not in solution or not re.fullmatch(r'-?\d*\.?\d+', number):
         raise BadInput(where, shorten(solution[-60:]), 'has no #### line with the gold number; mend or remove the row')

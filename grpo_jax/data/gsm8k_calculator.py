@@ -15,7 +15,7 @@ ANNOTATION = re.compile(r'<<([^<>=]*[-+*/][^<>=]*)=([-+.\d]+)>>')
 
 
 def examples(split: str, *, folder: str, slips: Share) -> list[Example | BadInput]:
-    """Each distinct annotated expression of a split; the test split has no expression of the train split.
+    """An Example for each distinct annotated expression of a split; test has no expression of the train split.
 
     The demonstration is the annotated value, with probability `slips` with a 0 appended, so that a policy that imitates
     it often answers ten times the right value.
@@ -33,7 +33,7 @@ def examples(split: str, *, folder: str, slips: Share) -> list[Example | BadInpu
 
 
 def _annotations(split, folder):
-    """({expression: value, as it first occurs}, malformed rows)."""
+    """({expression: its value where it first occurs, as text}, malformed rows)."""
     problems, malformed = split_malformed(gsm8k.examples(split, folder=folder))
     values = {}
     for problem in problems:

@@ -16,9 +16,10 @@ FILES = gsm8k.FILES
 def examples(
     split: str, *, folder: str, steps: Annotated[int, Range(least=2)], slips: Share
 ) -> list[Example | BadInput]:
-    """Each distinct chain of a solution's first 2 to `steps` annotated expressions; test has no chain of train.
+    """An Example for each distinct chain of annotated expressions; test has no chain of the train split.
 
-    meta['steps'] lists the expressions. In the demonstration each value has a 0 appended with probability `slips`.
+    A chain has the first `steps` expressions of a solution, or all if there are fewer, but at least two. meta['steps']
+    lists them. In the demonstration each value has a 0 appended with probability `slips`.
     """
     chains, malformed = _chains('train', folder, steps)
     if split == 'test':
@@ -44,7 +45,7 @@ def examples(
 
 
 def _chains(split, folder, most):
-    """({expressions: their values}, malformed rows), from solutions with at least two steps; most: steps of a chain."""
+    """({expressions: values}, malformed rows): tuples of texts, from the first 2 to `most` steps of a solution."""
     problems, malformed = split_malformed(gsm8k.examples(split, folder=folder))
     chains = {}
     for problem in problems:

@@ -15,8 +15,8 @@ LARGEST = 2**30  # bytes of a list, which is read into memory as a whole
 def read(path: str) -> Iterator[tuple[str, Any]]:
     """Yields (where, row) for each line of a JSONL file, as grpo_jax.data.records says.
 
-    Stricter than json.loads: no key twice, no NaN, no infinities, no halves of surrogate pairs. Raises BadInput when
-    there is no file.
+    Malformed are also an empty line, one of more than LONGEST bytes, a key that comes twice, NaN, infinities, and half
+    a surrogate pair. Raises BadInput when there is no file.
     """
     if not os.path.isfile(path):
         raise BadInput('data file', path, 'no such file; set GRPO_JAX_DATA or data.options.folder')
@@ -38,7 +38,7 @@ def read(path: str) -> Iterator[tuple[str, Any]]:
 def read_list(path: str) -> Iterator[tuple[str, Any]]:
     """As read, for a .json file: one list of objects, or JSON Lines under that name.
 
-    Raises BadInput for a file that is no JSON as a whole.
+    Raises BadInput for a list that is no JSON as a whole, and for one of more than LARGEST bytes.
     """
     with open(path, 'rb') as file:
         if not file.read(80).lstrip(b'\xef\xbb\xbf \t\r\n').startswith(b'['):

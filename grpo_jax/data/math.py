@@ -49,9 +49,10 @@ def _example(row, index, where):
 
 
 def last_boxed(solution: str) -> str | None:
-    r"""The content of a solution's last \boxed{} or \fbox{}, without spaces around it; None if it does not close.
+    r"""The content of a solution's last \boxed{} or \fbox{}, without spaces around it.
 
-    After \boxed without braces, as in $\boxed 5$, the content reaches to the end of the formula.
+    None without a box, and for one that is empty or does not close. After \boxed without braces, as in $\boxed 5$, the
+    content reaches to the end of the formula or line.
     """
     boxes = list(re.finditer(r'\\(?:boxed|fbox)(?![A-Za-z])\s*', solution))
     tail = solution[boxes[-1].end() :] if boxes else ''

@@ -22,10 +22,10 @@ class Source(NamedTuple):
 
 
 def examples(split: str, *, sources: Sequence[Mapping[str, Any]]) -> list[Example | BadInput]:
-    """The examples of all sources; sources: dicts with the keys of Source, `source` needed where a name comes twice.
+    """The Examples of all sources; sources: dicts with the keys of Source, `source` needed where a name comes twice.
 
-    meta['source'] is the dict's source, else its name. Example i of source k has the id i * len(sources) + k, which
-    does not change when other sources grow.
+    meta['source'] is the dict's source, else its name. The example with id i of source k has the id
+    i * len(sources) + k, which does not change when other sources grow. Raises BadInput as weights does.
     """
     weights(sources=sources)  # refuses what cannot be mixed before anything is read
     mixed = []
@@ -43,12 +43,12 @@ def _mark_source(example, sources, k):
 
 
 def weights(*, sources: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:
-    """meta['source'] -> weight; raises BadInput for sources that cannot be mixed."""
+    """The weight of each source by its meta['source']; raises BadInput for sources that cannot be mixed."""
     for source in sources:
         needed = {'name', 'weight', 'options'}
         if not needed <= set(source) <= needed | {'source', 'path', 'revision'}:
             raise BadInput(
-                'data.options.sources', source, 'use the keys name, weight, options, perhaps source, path, revision'
+                'data.options.sources', source, 'give it name, weight, options, and nothing but source, path, revision'
             )
         ranges.check(Source, source, 'data.options.sources')
         if source['name'] == 'mixture':

@@ -14,7 +14,7 @@ from grpo_jax.errors import NO_VALUE, BadInput
 def walk(
     seed: int, position: int, count: int, retired: Bool[np.ndarray, ' N'], sources: Sequence[tuple] = ()
 ) -> tuple[Int[np.ndarray, ' n'], int]:
-    """The next `count` example indices from `position` on, and the position after them.
+    """Returns (the next `count` example indices from `position` on, the position after them).
 
     Indices follow an endless sequence of permutations, one an epoch. sources: Dataset.sources; with sources, each has
     its own permutations, and they take turns in proportion to their weights, to within a hundredth. retired: bool for
@@ -37,7 +37,7 @@ def walk(
 def revisit(seed: int, step: int, count: int, retired: Bool[np.ndarray, ' N'], share: float) -> Int[np.ndarray, ' n']:
     """Distinct indices of retired examples that a step asks again, in some of its `count` places.
 
-    Over all steps they get the given share of places, to within one place, or fewer where fewer are retired. All
+    Over all steps the revisits get `share` of the places, to within one place, or fewer where fewer are retired. All
     retired examples are equally likely. A pure function of its arguments.
     """
     places = math.floor((step + 1) * count * share) - math.floor(step * count * share)

@@ -35,8 +35,9 @@ def choose_folder(
 
     data.options.folder is used if it holds any file of the data set. A folder that lacks a split, or has damaged files,
     is refused by `examples` and never replaced. A folder that is missing, or holds nothing of the data set, is replaced
-    by the data set `path` of the hub; and so is any folder when `revision` is given. recorded: the Origin that the run
-    began with, whose commit or folder is used again. Raises BadInput when the hub is needed and has no such data set.
+    by the data set `path` of the hub; and so is any folder when `revision` is given. A folder that is a bucket's URL is
+    downloaded. recorded: the Origin that the run began with, whose commit or folder is used again. Raises BadInput when
+    hub or bucket cannot give what is needed, and for a path or revision that cannot be used.
     """
     options, name = dict(options), module.__name__.rpartition('.')[2]
     if 'folder' not in inspect.signature(module.examples).parameters:
@@ -45,7 +46,9 @@ def choose_folder(
             raise BadInput(key, value, f'the data set {name} reads no files; leave path and revision empty')
         return options, Origin('', '', '', '')
     if revision and not path:
-        raise BadInput('data.revision', revision, 'is of no data set; name one in data.path, or leave it empty')
+        raise BadInput(
+            'data.revision', revision, 'needs a data set; name one in data.path, or leave data.revision empty'
+        )
     if path and not re.fullmatch(r'[\w.-]+/[\w.-]+', path):
         raise BadInput(
             'data.path', path, 'is no id of a data set on the hub; use one like openai/gsm8k, or data.options.folder'
@@ -68,7 +71,7 @@ def choose_folder(
         hub.announce(f'data set {name}: commit {commit} of {path}' + f', {missing} has no file of it' * bool(missing))
         return options | {'folder': snapshot}, Origin(path, revision, commit, '')
     if path and not held:
-        raise BadInput('data.options.folder', folder, 'held the data that the run began with; bring them back')
+        raise BadInput('data.options.folder', folder, 'has lost the data that the run began with; bring them back')
     if path:
         hub.announce(f'data set {name}: files of {given_folder}, and not {path} of the hub')
     return options, Origin(path, revision, '', given_folder)
@@ -84,7 +87,7 @@ def _fetch_folder(folder):
 
 
 def _remedy(name, revision, commit, missing):
-    """The remedy that hub.fetch prints; {hub} in it stands for the hub's part.
+    """The remedy for hub.fetch, in which {hub} stands for what hub.fetch says itself.
 
     commit: the one that the run began with, or ''; missing: the folder that lacks the data set's files, or ''.
     """

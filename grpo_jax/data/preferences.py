@@ -35,7 +35,7 @@ def examples(
 
 
 def _example(prompt_field, fields, row, index, where):
-    """The Example of a row; fields: the names of the fields with the chosen and with the rejected completion."""
+    """The Example of a row; fields: names of the fields with the chosen and the rejected completion, in this order."""
     prompt_of_field = None if get_field(row, prompt_field) is None else read_prompt(row, prompt_field, where)
     contexts, (chosen, rejected) = zip(*(_read_completion(row, field, where) for field in fields), strict=True)
     if prompt_of_field or any(contexts):
@@ -48,20 +48,20 @@ def _example(prompt_field, fields, row, index, where):
 
 
 def _read_completion(row, field, where):
-    """(the messages before a completion, its text); messages are () for a completion that is a text."""
+    """(the messages before a completion, its text); messages are () for a text. Raises BadInput for anything else."""
     if not isinstance(get_field(row, field), list):
         return (), text_field(row, field, where)
     messages = read_messages(row, field, where)
     if not messages or messages[-1]['role'] != 'assistant':
-        raise BadInput(where, shorten(messages), f'field {field!r} must end with an assistant; mend or remove the row')
+        raise BadInput(where, shorten(messages), f"field {field!r} must end with the assistant's words; mend the row")
     return messages[:-1], text_field(messages[-1], 'content', where)
 
 
 def _prompt_messages(prompt_of_field, contexts, where):
-    """The prompt's messages, from the prompt field or before the completions; BadInput unless all agree.
+    """The prompt's messages, from the prompt field or before the completions; raises BadInput unless all agree.
 
     prompt_of_field: (text, messages) or None; contexts: the messages before each completion. A prompt that is a text
-    agrees with a context whose first or last message of the user it is.
+    agrees with a context if it is the user's first or last message there.
     """
     field_messages = prompt_of_field and (prompt_of_field[1] or ({'role': 'user', 'content': prompt_of_field[0]},))
     prompts = [messages or field_messages or () for messages in contexts]
@@ -71,16 +71,20 @@ def _prompt_messages(prompt_of_field, contexts, where):
         user_texts = [text for role, text in first if role == 'user']
         agrees = prompt_of_field[0].strip() in user_texts[:1] + user_texts[-1:]
     if not first or first != second or not agrees:
-        raise BadInput(where, shorten(prompts), 'must be one prompt, that of both completions; mend or remove the row')
+        raise BadInput(where, shorten(prompts), 'must be one prompt for both completions; mend or remove the row')
     return prompts[0]
 
 
 def _roles_and_texts(messages):
+    """[(role, text without spaces around it), ...] of messages, by which they are compared."""
     return [(message['role'], message['content'].strip()) for message in messages]
 
 
 def _split_texts(chosen, rejected, where):
-    """(prompt, chosen, rejected) from two texts that begin with their prompt, which ends at a space or a line's end."""
+    """(prompt, chosen, rejected) from two texts that begin with one prompt; raises BadInput where they do not.
+
+    The prompt is the beginning that both share, up to a space or a line's end.
+    """
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
     common = ''.join(mark for mark, _ in same)
     if chosen != rejected:  # not within a word
@@ -91,6 +95,6 @@ def _split_texts(chosen, rejected, where):
         raise BadInput(
             where,
             shorten((chosen, rejected)),
-            'must be one prompt, with which both completions begin, or a field of its own; mend or remove the row',
+            'must be one prompt, with which both texts begin, or the prompt must have a field; mend or remove the row',
         )
     return prompt, *completions

@@ -29,14 +29,17 @@ class PromptFormat(NamedTuple):
             raise BadInput('data.thinking', self.thinking, 'is a switch of chat templates; set data.chat=True')
 
     def variables(self) -> dict[str, bool]:
-        """The variables that the chat template gets besides the messages."""
+        """The variables, by name, that the chat template gets besides the messages; none where thinking is 'auto'."""
         return {} if self.thinking == 'auto' else dict.fromkeys(SWITCHES, self.thinking == 'on')
 
 
 def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[Example]) -> None:
-    """Raises BadInput for a chat template that fails, or leaves out messages of a role that the examples have.
+    """Raises BadInput where the examples' prompts cannot be written for the model.
 
-    Without data.chat, raises BadInput for an example that is a chat.
+    Without data.chat: for an example that is a chat. With data.chat: for a tokenizer without chat template; for a
+    template that fails on a plain chat, of the user's words behind data.system; for one that leaves out a message of
+    such a chat, or of a chat with the roles of some example; and for one that ignores data.thinking or fails with it.
+    Where a template fails on an example's own chat, encode_prompt refuses that example alone.
     """
     if not prompt_format.chat:
         for example in examples:
@@ -50,10 +53,11 @@ def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[
             f'the tokenizer in {tokenizer.name_or_path} has no chat template; '
             'set data.chat=False or add chat_template to its tokenizer_config.json',
         )
-    plain = tuple(message['role'] for message in write_messages('x', prompt_format))
-    kinds = {tuple(m['role'] for m in write_messages(e.prompt, prompt_format, e.messages)): e for e in examples}
-    for roles in {plain: None} | {kind: example for kind, example in kinds.items() if example.messages}:
-        _check_roles(tokenizer, prompt_format, roles, must_render=roles == plain)
+    plain_roles = tuple(message['role'] for message in write_messages('x', prompt_format))
+    chats = (write_messages(e.prompt, prompt_format, e.messages) for e in examples if e.messages)
+    roles_of_chats = (tuple(message['role'] for message in chat) for chat in chats)
+    for roles in dict.fromkeys([plain_roles, *roles_of_chats]):
+        _check_roles(tokenizer, prompt_format, roles, must_render=roles == plain_roles)
     if prompt_format.thinking != 'auto':
         _check_switch(tokenizer, prompt_format)
 
@@ -143,7 +147,7 @@ def encode_prompt(
 
 
 def _refuse_messages(where, messages):
-    """Raises BadInput for a prompt that is a chat, which needs data.chat."""
+    """Raises BadInput for a prompt that is a chat, which needs data.chat; where: names the prompt."""
     raise BadInput(
         'data.chat', False, f'{where} is a chat of {len(messages)} messages; set data.chat=True, for the chat template'
     )
@@ -152,9 +156,10 @@ def _refuse_messages(where, messages):
 def write_messages(
     text: str, prompt_format: PromptFormat, messages: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """The messages of a prompt's chat, or a chat of the prompt alone, with the template around the user's last message.
+    """Copies of a chat's messages, or without any a chat of the prompt alone, as the chat template is to see them.
 
-    prompt_format.system comes first where the chat has no system message.
+    The user's last message becomes prompt_format.template around `text`. prompt_format.system comes first where the
+    chat has no message of the system or developer.
     """
     written = [dict(message) for message in messages] or [{'role': 'user', 'content': text}]
     last = max(i for i, message in enumerate(written) if message['role'] == 'user')

@@ -26,7 +26,10 @@ class Unanswered(BadInput):
 
 
 def convert_rows(convert: Callable, rows: Iterable[tuple[str, Any]]) -> list:
-    """convert(row, index, where) for each (where, row), or a BadInput where convert raises it or the row is one."""
+    """A list of convert(row, index, where) for each (where, row) of `rows`.
+
+    A BadInput that convert raises, or that stands in the place of the row, becomes the item.
+    """
     converted = []
     for index, (where, row) in enumerate(rows):
         if not isinstance(row, BadInput):
@@ -68,7 +71,7 @@ def drop_malformed(rows: Iterable, strict: bool, split: str) -> list:
 
 
 def get_field(row: Mapping, field: str) -> Any:
-    """row[field], where 'a.b' is field b of the dict in field a; None when it is missing."""
+    """row[field]; without such a field, 'a.b' is field b of the dict in field a. None when it is missing."""
     if field in row:
         return row[field]
     value = row
@@ -78,7 +81,10 @@ def get_field(row: Mapping, field: str) -> Any:
 
 
 def text_field(row: Mapping, field: str, where: str) -> str:
-    """The field's text or number as text; BadInput when it is missing, empty, not finite or of another type."""
+    """The field's text, or its number as text; raises BadInput where it is missing, empty, not finite or anything else.
+
+    field: as in get_field; where: names the row in BadInput.
+    """
     value = get_field(row, field)
     if value is None:
         raise BadInput(where, NO_VALUE, f'has no field {field!r}; mend the row, which has {", ".join(map(str, row))}')
@@ -148,18 +154,21 @@ def read_messages(row: Mapping, field: str, where: str) -> tuple[dict[str, Any],
 
 
 def _content(message, where):
-    """A message's content as one text: parts are joined; '' where a message has only tool calls."""
+    """A message's content as one text: parts are joined; '' where a message has only tool calls.
+
+    Raises BadInput where the content is no text.
+    """
     content = message.get('content')
     if content is None and message.get('tool_calls'):
         return ''
     parts = content if isinstance(content, list) else [{'type': 'text', 'text': content}]
     for part in parts:
         if not isinstance(part, dict) or part.get('type') != 'text' or not isinstance(part.get('text'), str):
-            raise BadInput(where, shorten(part), 'a message must be text; mend or remove the row')
+            raise BadInput(where, shorten(part), 'the content of a message must be text; mend or remove the row')
     return ''.join(part['text'] for part in parts)
 
 
 def shorten(value: Any) -> Any:
-    """The value, or the beginning of its text when that is long."""
+    """The value, or where its text is longer than 80 characters, the beginning of this text."""
     text = str(value)
     return value if len(text) <= 80 else f'{text[:80]}...'

@@ -17,15 +17,15 @@ DRAWS = 400  # attempts to draw numbers that fit; whole quotients are rare
 PLACES = 10**6  # an answer must be a multiple of 1/PLACES, so that it is an exact decimal
 
 
-def change_numbers(example: Example, number: int) -> Example | None:
-    """A copy of the example, with id `number` and with other numbers in prompt, answer and demonstration.
+def change_numbers(example: Example, new_id: int) -> Example | None:
+    """A copy of the example, with the id `new_id` and with other numbers in prompt, answer and demonstration.
 
     example.meta['demonstration'] must be an expression, or an expression, ` = ` and its value. A new number lies
     between half and twice the old one, and the numbers keep their order of size, so that nobody gives away more than he
-    has.
-    The new answer is exact, and whole or above 0 where the old one is. The draw is a function of the prompt and
-    `number`. None where the expression has a number that the prompt lacks or a value that is not the answer, and where
-    no draw fits.
+    has. The new answer is exact, and whole or above 0 where the old one is. Prompt and new_id determine the draw.
+
+    None where the demonstration has no expression, a number that the prompt lacks, or a value that is not the answer;
+    where numbers are too many or too long; and where no draw fits.
     """
     expression, equals, _ = str(example.meta.get('demonstration', '')).partition(' = ')
     texts = list(dict.fromkeys(NUMBER.findall(example.prompt)))
@@ -36,9 +36,9 @@ def change_numbers(example: Example, number: int) -> Example | None:
         return None
     if len(texts) > MOST or max(map(len, texts), default=0) > LONGEST:
         return None
-    ranks, draw = _ranks(texts), random.Random(f'{number} {example.prompt}')
+    ranks, rng = _ranks(texts), random.Random(f'{new_id} {example.prompt}')
     for _ in range(DRAWS):
-        new = {text: _draw_near(text, draw) for text in texts}
+        new = {text: _draw_near(text, rng) for text in texts}
         changed = _replace(expression, new)
         value = value_of(changed)
         if value is None or value > 10**LONGEST or (value <= 0 < old) or (value.denominator > 1 == old.denominator):
@@ -46,7 +46,7 @@ def change_numbers(example: Example, number: int) -> Example | None:
         if PLACES % value.denominator == 0 and _ranks([*new.values()]) == ranks and [*new] != [*new.values()]:
             answer = number_text(decimal.Decimal(value.numerator) / value.denominator)
             shown = f'{changed} = {answer}' if equals else changed
-            return Example(_replace(example.prompt, new), answer, number, example.meta | {'demonstration': shown})
+            return Example(_replace(example.prompt, new), answer, new_id, example.meta | {'demonstration': shown})
     return None
 
 
@@ -55,12 +55,12 @@ def _replace(text, new):
     return NUMBER.sub(lambda match: new[match[0]], text)
 
 
-def _draw_near(text, draw):
+def _draw_near(text, rng):
     """A random number between half and twice the number in `text`, with as many decimals, as text."""
     decimals = len(text.partition('.')[2])
     unit = 10**decimals
     old = round(float(text) * unit)
-    return f'{draw.randint((old + 1) // 2, 2 * old) / unit:.{decimals}f}'
+    return f'{rng.randint((old + 1) // 2, 2 * old) / unit:.{decimals}f}'
 
 
 def _ranks(texts: Sequence[str]) -> list[int]:

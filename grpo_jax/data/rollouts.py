@@ -17,7 +17,7 @@ def examples(split: str, *, folder: str, least: float | None = None, by: str = '
     A completion is right if the run's verifier said so; with `least`, if its reward is at least that. by: the part
     whose reward counts, '' for the total. meta['demonstration'] is the completion; meta['rejected'] is the same
     prompt's completion with the smallest reward, if that is smaller. The test split is a tenth of the prompts. Raises
-    BadInput when there is no example.
+    BadInput when there is no file or no right completion.
     """
     paths = sorted(glob.glob(os.path.join(folder, '*.jsonl')))
     if not paths:
@@ -53,7 +53,7 @@ def examples(split: str, *, folder: str, least: float | None = None, by: str = '
 
 
 def _by_reward(row, _, where, by):
-    """As _read_row, with the total reward or the part `by` as reward; None where no part could tell."""
+    """As _read_row, with the total reward, or the part named `by`, as reward; None where no part could tell."""
     parts = row['parts'] if isinstance(row.get('parts'), dict) else {}
     if by and by not in parts:
         raise BadInput(where, by, f'is none of its parts {sorted(parts)}; choose one in data.options.by')

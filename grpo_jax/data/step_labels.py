@@ -44,18 +44,20 @@ def examples(
 
 def _example(task, row, index, where):
     """The Example of a row; raises BadInput for a malformed row."""
-    problem, answer, marked, base = MR_GSM8K if 'question' in row else BIG_BENCH
-    steps, wrong = row.get('steps'), row.get(marked)
+    problem_field, answer_field, error_field, base = MR_GSM8K if 'question' in row else BIG_BENCH
+    steps, wrong = row.get('steps'), row.get(error_field)  # wrong: number of the first wrong step
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         raise BadInput(where, shorten(steps), "field 'steps' must be a list of texts; mend or remove the row")
     if wrong is not None and (type(wrong) is not int or not base <= wrong < len(steps) + base):
         raise BadInput(
-            where, shorten(wrong), f'{marked} must be one of {base} to {len(steps) + base - 1}, or null; mend the row'
+            where,
+            shorten(wrong),
+            f'field {error_field!r} must be one of {base} to {len(steps) + base - 1}, or null; mend the row',
         )
     labels = label_until(len(steps) if wrong is None else wrong - base, len(steps))
     filled = [i for i, step in enumerate(steps) if step.strip()]  # a blank line is no step
     meta = {'task': task, 'steps': [steps[i] for i in filled], 'labels': [labels[i] for i in filled]}
-    return Example(f'{text_field(row, problem, where)}\n', text_field(row, answer, where), index, meta)
+    return Example(f'{text_field(row, problem_field, where)}\n', text_field(row, answer_field, where), index, meta)
 
 
 def _rename_brackets(text):
@@ -72,5 +74,8 @@ def _exchange(example, order):
 
 
 def label_until(first: int, count: int) -> list[float | None]:
-    """Labels of `count` steps whose first wrong step has index `first`; first = count where all are right."""
+    """Labels of `count` steps: 1.0 before the first wrong step, whose index is `first`, 0.0 for it, None behind it.
+
+    If all steps are right, first = count.
+    """
     return [1.0 if i < first else 0.0 if i == first else None for i in range(count)]

@@ -19,13 +19,13 @@ Variants = Annotated[int, Range(least=0, most=1000)]
 def examples(
     split: str, *, folder: str, held_out: PositiveShare = 1.0, results: bool = True, variants: Variants = 0
 ) -> list[Example | BadInput]:
-    """Reads folder/svamp_<split>.jsonl, or other files that files.rows reads; ChilleD/SVAMP on the hub.
+    """Reads folder/svamp_<split>.jsonl, or other files that files.rows reads, like those of ChilleD/SVAMP on the hub.
 
     folder/svamp.jsonl is the whole challenge set, which its authors do not split. The share `held_out` of its stories,
     by default all, is the test split; problems whose first sentences differ only in numbers are one story. A row has
     Body, Question, Answer, Type and Equation, or problem, answer, type and equation. meta has the type as subject and
-    the equation as demonstration: `43 - 21 = 22`, or without `results` its left side. In the train split, each row is
-    followed by up to `variants` copies with other numbers (data/renumber.py).
+    the equation as demonstration: `43 - 21 = 22`, or without `results` its left side. In the train split, up to
+    `variants` copies of each row with other numbers (data/renumber.py) follow the rows.
     """
     whole = os.path.isfile(os.path.join(folder, 'svamp.jsonl')) and (split == 'test' or held_out < 1)
     examples = convert_rows(
@@ -63,5 +63,5 @@ def _example(row, index, where, results):
     subject = str(row.get('Type') or row.get('type') or '').replace('Divison', 'Division')  # as some rows have it
     equation = re.sub(r'\.0\b', '', str(row.get('Equation') or row.get('equation') or ''))
     expression = equation.removeprefix('( ').removesuffix(' )')
-    solved = {'demonstration': f'{expression} = {answer}' if results else expression} if equation else {}
-    return Example(prompt, answer, index, {'subject': subject or None} | solved)
+    demonstration = {'demonstration': f'{expression} = {answer}' if results else expression} if equation else {}
+    return Example(prompt, answer, index, {'subject': subject or None} | demonstration)

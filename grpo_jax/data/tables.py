@@ -12,7 +12,7 @@ from grpo_jax.hosts import json_file
 
 
 def read_parquet(path: str) -> Iterator[tuple[str, Any]]:
-    """Yields (where, row) for each row of a Parquet file, as grpo_jax.data.records says; BadInput if it is damaged."""
+    """Yields (where, row) for each row of a Parquet file, as grpo_jax.data.records says; raises BadInput if damaged."""
     import pyarrow.parquet  # a second, which few data sets need
 
     return _read_rows(path, lambda: pyarrow.parquet.ParquetFile(path, page_checksum_verification=True).iter_batches())
@@ -31,7 +31,10 @@ def read_arrow(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
-    """As read_parquet, for a split in a tensorflow-datasets folder with array_record files."""
+    """As read_parquet, for a split in a tensorflow-datasets folder with array_record files.
+
+    Raises BadInput for a folder that is damaged, lacks the split, or has files of another format.
+    """
     import tensorflow_datasets as tfds  # seconds to import
 
     for name in ('features.json', 'dataset_info.json'):
@@ -72,7 +75,7 @@ def _damage_error(folder, error):
 
 
 def _read_rows(path, batches):
-    """Yields (where, row) for each row of the RecordBatches that batches() yields; path: of their file."""
+    """Yields (where, row) for each row of the RecordBatches of batches(); raises BadInput where `path` is damaged."""
     import pyarrow
 
     index = 0
@@ -114,13 +117,13 @@ def _check_names(fields, path):
         raise BadInput('data file', path, f'has the column {double[0]!r} more than once; rename one of them')
     for field in fields:
         kind = field.type
-        while any(is_list(kind) for is_list in _lists()):
+        while any(is_list(kind) for is_list in _list_predicates()):
             kind = kind.value_type
         if pyarrow.types.is_struct(kind):
             _check_names(kind, path)
 
 
-def _lists():
+def _list_predicates():
     """pyarrow's functions that tell whether a type is a list."""
     import pyarrow
 
@@ -138,7 +141,7 @@ def _make_shortener(kind) -> Callable | None:
     if pyarrow.types.is_float32(kind) or pyarrow.types.is_float16(kind):
         dtype = np.float32 if pyarrow.types.is_float32(kind) else np.float16
         return lambda value: None if value is None else float(str(dtype(value)))
-    if any(is_list(kind) for is_list in _lists()):
+    if any(is_list(kind) for is_list in _list_predicates()):
         inner = _make_shortener(kind.value_type)
         if inner:
             return lambda values: None if values is None else [inner(value) for value in values]

@@ -16,7 +16,7 @@ WORDS = (
 
 
 def examples(split: str) -> list[Example]:
-    """Every word with every story; the last story is held out as the test split."""
+    """An Example for every word with every story; the last story is held out as the test split."""
     examples = [
         Example(f'{word}. {story}', word, i * len(STORIES) + j, {})
         for i, word in enumerate(WORDS)

@@ -20,7 +20,7 @@ SCHEMES = {'gs': 'gcsfs', 's3': 's3fs', 'az': 'adlfs', 'abfs': 'adlfs', 'abfss':
 # fields of fsspec's file infos that change with the file; file systems have different ones
 IDENTITY = ('size', 'generation', 'etag', 'ETag', 'md5Hash', 'mtime', 'updated', 'LastModified', 'last_modified')
 LISTING = '.bucket.json'  # in each folder of the cache: _identity of each file when it was fetched
-MOUNT = 'mount the bucket (gcsfuse BUCKET DIR), and name DIR/...'
+MOUNT = 'mount the bucket (one of gs:// with `gcsfuse BUCKET DIR`), and name DIR/...'
 CHUNK = 2**23  # bytes
 MIB = 2**20
 
@@ -65,7 +65,7 @@ def download(thing: str, url: str, patterns: Sequence[str]) -> str:
 
 
 def _open_file_system(thing, url):
-    """(fsspec's file system, the path in it) for a URL. Raises BadInput for a scheme that is not supported."""
+    """(fsspec's file system, the path in it) for a URL; raises BadInput, which names `thing`, where there is none."""
     import fsspec  # takes a tenth of a second, which only buckets are worth
 
     scheme, _, path = url.partition('://')
@@ -74,14 +74,14 @@ def _open_file_system(thing, url):
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError:
-        raise BadInput(thing, url, f'needs `pip install {SCHEMES[scheme]}`; or {MOUNT}') from None
+        raise BadInput(thing, url, f'needs a package; run `pip install {SCHEMES[scheme]}`, or {MOUNT}') from None
     except Exception as error:  # each file system has other types of errors, for missing credentials too
         raise _refusal(thing, url, error) from None
 
 
 @contextlib.contextmanager
 def _refuse_errors(thing, url):
-    """Turns errors of a bucket's file system, raised within the context, into BadInput."""
+    """A context that turns errors of a bucket's file system into BadInput(thing, url)."""
     try:
         yield
     except BadInput:
@@ -91,6 +91,7 @@ def _refuse_errors(thing, url):
 
 
 def _refusal(thing, url, error):
+    """The BadInput for a URL that cannot be read because of an exception."""
     reason = f'cannot be read, {type(error).__name__}: {str(error)[:200]}'
     return BadInput(thing, url, f'{reason}; check its name and your credentials, or {MOUNT}')
 
@@ -104,7 +105,7 @@ def _matches(name, patterns):
 
 
 def _download_files(thing, url, system, entries):
-    """Downloads each file that is absent or has changed; entries: local path -> (path in the bucket, file info)."""
+    """Downloads each file that is absent or has changed; entries: {local path: (path in the bucket, file info)}."""
     due = {path: entry for path, entry in entries.items() if _recorded_identity(path) != _identity(entry[1])}
     if not due:
         return
@@ -140,7 +141,7 @@ def _identity(info: dict[str, Any]) -> dict[str, str]:
 
 
 def _recorded_identity(path):
-    """The _identity that a local file had in the bucket when it was fetched; None for an absent file."""
+    """The _identity that a local file had in the bucket when it was fetched; None for a file that is not fetched."""
     listing = os.path.join(os.path.dirname(path), LISTING)
     recorded = json_file.read_object(listing, 'remove it') if os.path.exists(listing) else {}
     return recorded.get(os.path.basename(path)) if os.path.exists(path) else None

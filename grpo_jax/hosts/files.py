@@ -20,7 +20,7 @@ OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[None]:
-    """Turns an OSError, raised within the context, into CannotWrite(path)."""
+    """A context that turns an OSError into CannotWrite(path)."""
     try:
         yield
     except CannotWrite:
@@ -31,7 +31,7 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def foreign_writing(path: str | os.PathLike) -> Iterator[None]:
-    """Turns any error that disk_error recognizes into CannotWrite(path); for libraries that write path."""
+    """A context that turns any error that disk_error recognizes into CannotWrite(path); for libraries that write it."""
     try:
         yield
     except (BadInput, CannotWrite):
@@ -84,7 +84,7 @@ def atomic_write(path: str | os.PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
 def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
     """Makes an empty folder beside path, yields its name, and renames it to path at the end of the context.
 
-    After an error the new folder is removed. Raises CannotWrite when path exists at the end and is not empty.
+    After an error the new folder is removed. Raises CannotWrite for an error of the disk, and when path is not empty.
     """
     temporary = f'{os.path.normpath(path)}.writing'
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
@@ -99,10 +99,10 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
 
 
 def path_inside(folder: str | os.PathLike, name: str) -> str:
-    """The path of a file in a folder. Raises BadInput where the name, or a link, leads out of the folder.
+    """The path of a file in a folder that others have made.
 
-    For folders that others have made. From a snapshot in the hub's cache, links may lead to blobs of the repository, or
-    to blobs that repositories share.
+    Raises BadInput for a name that no file can have, and where the name or a link leads out of the folder. From a
+    snapshot in the hub's cache, links may lead to blobs of the repository, or to blobs that repositories share.
     """
     home, path = os.path.realpath(folder), os.path.join(folder, name)
     try:
@@ -121,7 +121,7 @@ def path_inside(folder: str | os.PathLike, name: str) -> str:
 
 
 def copy_folder(source: str, target: str) -> None:
-    """Copies a folder's files into another folder, each whole or not at all."""
+    """Copies a folder's files into another folder, each whole or not at all; raises CannotWrite."""
     for folder, _, names in os.walk(source):
         place = os.path.join(target, os.path.relpath(folder, source))
         with writing(place):
@@ -171,7 +171,7 @@ class Lines:
 
 
 def append_whole(file: Any, content: bytes) -> None:
-    """Writes content to an unbuffered file. Raises OSError when the disk is full, which then has only the beginning."""
+    """Writes content to an unbuffered file. Raises OSError when the disk is full; the file then has a part of it."""
     unwritten = memoryview(content)
     while unwritten:
         unwritten = unwritten[file.write(unwritten) :]
@@ -180,7 +180,7 @@ def append_whole(file: Any, content: bytes) -> None:
 def cut_lines(path: str | os.PathLike, keep: Any) -> None:
     """Shortens a file: cuts it before the first line that is incomplete, or for which keep(line) is false.
 
-    keep: gets the line as bytes. This needs no disk space. Does nothing without a file.
+    keep: gets the line as bytes. This needs no disk space, and does nothing without a file. Raises CannotWrite.
     """
     if not os.path.exists(path):
         return

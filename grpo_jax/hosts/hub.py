@@ -101,5 +101,5 @@ def page_url(name: str) -> str:
 
 @functools.cache
 def announce(line: str):
-    """Prints a line about a source that is read, on stderr, and each line only once per process."""
+    """Prints a line on stderr, about a source that is read; the same line is printed once per process."""
     print(escape(line), file=sys.stderr, flush=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.errors import NO_VALUE, BadInput
+from grpo_jax.errors import BadInput
 from grpo_jax.hosts import files, processes
 
 
 def write(path: str | os.PathLike, value: Any):
-    """Writes value to path, whole or not at all. Only the first process writes, the others do nothing."""
+    """Writes value to path, whole or not at all; raises CannotWrite. Only the first process writes."""
     if not processes.is_first():
         return
     with files.atomic_write(path) as file:
@@ -25,19 +25,17 @@ def read(path: str | os.PathLike, remedy: str = 'bring it back from a copy') -> 
         with open(path, encoding='utf8') as file:
             return json.load(file)
     except (OSError, ValueError, RecursionError) as error:  # ValueError: malformed JSON, or no UTF-8
-        raise BadInput(os.fspath(path), NO_VALUE, f'cannot be read: {error}; {remedy}') from None
+        raise BadInput('file', os.fspath(path), f'cannot be read: {error}; {remedy}') from None
 
 
 def read_object(path: str | os.PathLike, remedy: str = 'bring it back from a copy') -> dict[str, Any]:
     """The object in a JSON file, as a dict. Raises BadInput as read does, and for a value that is no object."""
     value = read(path, remedy)
     if not isinstance(value, dict):
-        raise BadInput(
-            os.fspath(path), NO_VALUE, f'holds a {type(value).__name__} and not an object with named fields; {remedy}'
-        )
+        raise BadInput('file', os.fspath(path), f'must hold an object with named fields; {remedy}')
     return value
 
 
 def _to_json(value):
-    """The number in a numpy scalar, or the list of another value, for json.dump."""
+    """What json.dump writes for a value that it does not know: a numpy scalar's number, else a list of its elements."""
     return value.item() if isinstance(value, np.generic) else list(value)

@@ -31,14 +31,14 @@ _held: dict[str, 'Lock'] = {}  # this process's locks by real path
 
 
 class Lock:
-    """This process's lock on a folder. When several processes train as one, only the first writes the file."""
+    """This process's lock on a folder; flag names it in messages. When several train as one, the first one writes."""
 
     def __init__(self, folder: str, flag: str):
         self.folder, self._flag, self._path = folder, flag, os.path.join(folder, FILE)
         self._record = _identity() | {'started': time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}
         self._made: list[str] = []  # folders that this lock has made
         self._lost = ''  # why this process is no longer the owner
-        self._settled, self._released, self._writes = threading.Event(), threading.Event(), threading.Lock()
+        self._settled, self._released, self._write_lock = threading.Event(), threading.Event(), threading.Lock()
         if any(self.folder.startswith(os.path.join(other, '')) for other in owned_folders()):
             self._settled.set()  # a folder in a folder that this process owns needs no wait
 
@@ -64,7 +64,7 @@ class Lock:
         threading.Thread(target=self._beat, name='lock', daemon=True).start()
 
     def check(self, settled: bool) -> None:
-        """Raises InUse when another process has taken the folder meanwhile, CannotWrite when the folder is gone.
+        """Raises InUse when another process has taken the folder meanwhile, CannotWrite when it or the file is gone.
 
         settled: whether to wait until the file has been read again after its creation.
         """
@@ -76,14 +76,14 @@ class Lock:
             raise InUse(self._flag, self.folder, f'{self._lost} has taken it; stop that one, or use another folder')
 
     def release(self) -> None:
-        """Removes the file, and the folders that were made for it, if they are empty."""
+        """Removes the file, unless it is another owner's by now, and those folders made for it that are empty."""
         self._released.set()
-        acquired = self._writes.acquire(timeout=PARTIAL_SECONDS)  # a write may hang, and this must not
+        acquired = self._write_lock.acquire(timeout=PARTIAL_SECONDS)  # a write may hang, and this must not
         with contextlib.suppress(OSError):
             if (_read_record(self._path, 0) or {}).get('token') == self._record['token']:
                 os.remove(self._path)
         if acquired:
-            self._writes.release()
+            self._write_lock.release()
         self._remove_folders()
 
     def _make_folders(self):
@@ -97,12 +97,13 @@ class Lock:
         os.makedirs(self.folder, exist_ok=True)
 
     def _remove_folders(self):
+        """Removes the folders in self._made, the innermost first, up to the first that is not empty."""
         with contextlib.suppress(OSError):  # the folder is not empty, or was not made
             for path in self._made:
                 os.rmdir(path)
 
     def _create(self):
-        """Creates the file. Raises FileExistsError where there is one."""
+        """Creates the file with this process's record. Raises FileExistsError where there is one."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             self._write(descriptor)
@@ -129,7 +130,8 @@ class Lock:
         if alive is None:
             alive = self._is_alive_elsewhere(owner)
         if alive:
-            raise InUse(self._flag, self.folder, f'{_describe(owner)} is using it; stop that one, or use another')
+            remedy = 'stop that one, or use another folder'
+            raise InUse(self._flag, self.folder, f'{_describe(owner)} is using it; {remedy}')
         current = _read_record(self._path, 0)
         if current is not None and current.get('token') == owner.get('token'):
             with contextlib.suppress(FileNotFoundError):
@@ -170,7 +172,7 @@ class Lock:
                     self._settled.set()
                     return
                 self._settled.set()
-                with self._writes:
+                with self._write_lock:
                     if not self._released.is_set():
                         self._write(os.open(self._path, os.O_WRONLY))
 
@@ -264,7 +266,7 @@ def _describe(owner):
 
 
 def _read_record(path, patience=None):
-    """The record in the lock file; None without a file, {} for a file that stays empty, as after a crash.
+    """The record in the lock file; None without a file, {} for one that stays without a record, as after a crash.
 
     patience: seconds to wait for the content of an empty file; None: PARTIAL_SECONDS.
     """

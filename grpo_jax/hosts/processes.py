@@ -97,7 +97,7 @@ def session(
 
 
 def _shut_down(left):
-    """Leaves the other processes, which do so too."""
+    """Leaves the other processes, once they leave too; left: the Event that ends _watch_failures."""
     left.set()
     try:
         jax.distributed.shutdown()
@@ -106,7 +106,10 @@ def _shut_down(left):
 
 
 def report_failure(error: BaseException) -> None:
-    """Tells the other processes why this one ends; they then end too, even while they wait for this one."""
+    """Tells the other processes why this one ends; they then end too, even while they wait for this one.
+
+    Does nothing for Stopped and OtherFailed, since all processes know why.
+    """
     if has_others() and not isinstance(error, (Stopped, OtherFailed)):
         interrupted = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
         _post_failure(
@@ -134,17 +137,19 @@ def leave(text: str, status: int) -> None:
 
 
 def _note_leaving():
+    """Notes under LEFT, for the first process, that this process ends."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         _client().key_value_set(f'{LEFT}{distributed.global_state.process_id}', '')
 
 
 def _post_failure(text, status):
+    """Notes under FAILED, for the other processes, why this process ends and with which exit status."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first process may be gone
         _client().key_value_set(f'{FAILED}{distributed.global_state.process_id}', json.dumps([text, status]))
 
 
 def _watch_failures(left, end):
-    """Ends this process some seconds after any process has failed, unless it has left by then (left: an Event)."""
+    """Calls end(text, status) some seconds after any process has failed, unless `left` (an Event) is set by then."""
     own_key = f'{FAILED}{distributed.global_state.process_id}'
     while not left.wait(POLL_SECONDS):
         try:
@@ -216,7 +221,7 @@ def start_devices() -> None:
 
 
 def is_first() -> bool:
-    """Whether this process writes the files that all processes share."""
+    """Whether this process is the first, which writes the files that all processes share."""
     return jax.process_index() == 0
 
 

@@ -25,7 +25,7 @@ def new_params(params):
 def values(
     critic, rollout: Rollout, model_config: ModelConfig, *, remat: str, dtype, mesh_ops: MeshOps = ALONE
 ) -> Float[Array, 'B C']:
-    """f32[B, C]: the critic's value of a completion's text before each token.
+    """f32[B, C]: the critic's value of the text before each completion token, the prompt included.
 
     Masked columns hold numbers without a meaning. remat: see transformer.forward; dtype: of the computation.
     """
@@ -74,10 +74,10 @@ def update_critic(
 def critic_targets(
     algorithm: Algorithm, rewards: Float[np.ndarray, 'P G'], *, kl_coef: float, **data: Any
 ) -> Float32[np.ndarray, 'B C']:
-    """f32[P * G, C]: what a critic learns: its values plus generalized advantages with lambda = critic_lambda.
+    """f32[P * G, C]: the returns that a critic learns, its values plus generalized advantages with critic_lambda.
 
-    Rows whose reward is not finite are NaN, and teach the critic nothing. data: the arrays [P, G, ...] by name that
-    advantages read, `values` and `mask` among them (see algorithms.advantages).
+    Rows whose reward is not finite are NaN, and teach the critic nothing. kl_coef: of a KL in the reward. data: the
+    arrays [P, G, ...] by name that advantages read, `values` and `mask` among them (see algorithms.advantages).
     """
     inputs = pieces.Inputs(data)
     values = inputs['values']

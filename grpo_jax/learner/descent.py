@@ -93,7 +93,7 @@ class Microbatches(NamedTuple):
     """A minibatch of B rows, cut into `count` microbatches."""
 
     count: int | jax.Array
-    get: Callable[[Any], Any]  # (index) -> the microbatch, as the loss reads it
+    get: Callable[[Any], Any]  # (index) -> the microbatch, as loss_of of `accumulate` reads it
     place: Callable[[Any, Any], Any]  # (arrays of a microbatch, its index) -> arrays [B, ...], 0 in all other rows
 
 
@@ -136,7 +136,7 @@ def zeros_like(term: Callable[[Any], Any]) -> Any:
 
 
 def interleave(x, count: int, block: int):
-    """[rows, ...] -> [count, rows / count, ...]: blocks of `block` rows are dealt out in turn, like cards.
+    """Deals x [rows, ...] into [count, rows / count, ...]: blocks of `block` rows are dealt out in turn, like cards.
 
     Dealing keeps rows on the device that holds them when rows are sharded in contiguous runs.
     """
@@ -145,6 +145,6 @@ def interleave(x, count: int, block: int):
 
 
 def undo_interleave(x, block: int):
-    """The inverse of interleave: [count, rows, ...] -> [count * rows, ...], in the order from before."""
+    """The inverse of interleave: returns x [count, rows, ...] as [count * rows, ...], in the order from before."""
     count, rows = x.shape[:2]
     return x.reshape(count, rows // block, block, *x.shape[2:]).swapaxes(0, 1).reshape(count * rows, *x.shape[2:])

@@ -111,9 +111,10 @@ def _statistics(rewards, advantages, dead):
 
 
 def _outcome_shares(correct):
-    """The shares of groups that are all right, all wrong, and mixed, by correct f64[P, G]; {} without a verifier.
+    """The shares, by name, of all groups that are all right, all wrong, and mixed, from correct f64[P, G] or None.
 
-    Completions that the verifier cannot judge, NaN, count in none.
+    Completions that the verifier cannot judge (NaN) are passed over; a group of these alone is none of the three. {} if
+    no completion is judged.
     """
     if correct is None or not np.isfinite(correct).any():
         return {}
@@ -142,7 +143,8 @@ def read_history(
     """(TrainState with the step's rewards added to its averages, the averages from before by name).
 
     places: which example each prompt is. The names are those that advantages read: run_baseline, a float, 0 before any
-    reward is known; prompt_baselines f64[P, G], in which a new prompt has run_baseline.
+    reward is known; prompt_baselines f64[P, G], in which a new prompt has run_baseline. An algorithm that reads neither
+    gets (the state as it is, {}).
     """
     if not algorithm.baselines:
         return state, {}

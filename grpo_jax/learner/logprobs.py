@@ -88,7 +88,8 @@ def token_logprobs(
 ) -> HeadOutput:
     """HeadOutput of the target tokens; hidden are the hidden states that predict them.
 
-    ids: other tokens in each place whose logprobs are returned too, as top_logprobs.
+    ids: other tokens in each place whose logprobs are returned too, as top_logprobs. If head.top_k is above 0, the head
+    returns its likeliest tokens instead, as top_logprobs and top_ids.
     """
 
     def on_device(weights, hidden, mask, *tokens_and_shards):

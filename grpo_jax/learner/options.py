@@ -37,7 +37,8 @@ NOTHING = ExtraMetrics()
 class Learning(NamedTuple):
     """How an update is cut and computed.
 
-    The result depends on epochs, minibatches, dtype, lora, old_logprobs, temperature, value_clip, critic_warmup alone.
+    But for rounding, the result depends on epochs, minibatches, dtype, lora, old_logprobs, temperature, value_clip and
+    critic_warmup alone.
     """
 
     epochs: Amendable[Annotated[int, Range(least=1, most=10_000)]] = 1  # passes over a step's rollout
@@ -68,14 +69,17 @@ class Learning(NamedTuple):
 
     @classmethod
     def from_config(cls, section, **others):
-        """Learning of config.learner; others are its fields that are no keys. BadInput for what cannot work."""
+        """Reads config.learner as a Learning; others: its fields that are no keys, by name.
+
+        Raises BadInput for a missing key or a value out of its range.
+        """
         values: dict[str, Any] = ranges.read_section(cls, section, 'learner') | others
         values['offload'] = frozenset(values['offload'])
         return cls(**values)
 
     @property
     def packs(self) -> bool:
-        """Whether rows are packed: where pack_columns is above 0, or -1 and no microbatches are asked for."""
+        """Whether rows are packed: where pack_columns is above 0, or is -1 and microbatches is 1."""
         return self.pack_columns > 0 or (self.pack_columns < 0 and self.microbatches == 1)
 
     @property
@@ -89,22 +93,26 @@ class Learning(NamedTuple):
         return ('old_logprobs', 'ref_logprobs') if self.old_logprobs == 'decode' else ()
 
     def scored_fields(self, needed: Set[str]) -> set[str]:
-        """The fields of Experience that the learner computes before the update, of those that an algorithm needs."""
-        # an update moves the decoded logprobs by as much as its own have moved, see update.anchored
+        """The fields of Experience that the learner computes before the update; needed: Algorithm.needed_logprobs.
+
+        With old_logprobs 'decode', what the sampler's programs compute is left out, and forward_logprobs is added where
+        a step has several updates.
+        """
+        # an update moves the decoded logprobs by as much as its own have moved, see update.anchor_logprobs
         decoded = {*self.decoded_fields}
         return {*needed} - decoded | ({'forward_logprobs'} if decoded and self.updates > 1 else set())
 
     def known_fields(self, needed: Set[str]) -> set[str]:
-        """The fields of Experience that are known before the update, whoever computes them."""
+        """The fields of Experience that learner and sampler compute before it; needed: Algorithm.needed_logprobs."""
         return {*needed} | self.scored_fields(needed) | {*self.decoded_fields[:1]}
 
     def minibatching(self, group_size: int) -> Minibatching:
-        """The Minibatching of a batch of groups."""
+        """The Minibatching of a batch in groups of group_size rows."""
         return Minibatching(group_size, self.epochs, self.minibatches, 'optimizer' in self.offload)
 
 
 class Optimization(NamedTuple):
-    """An optimizer's numbers; updates counts optimizer updates."""
+    """The numbers of AdamW and its schedule, which counts optimizer updates."""
 
     learning_rate: Annotated[float, Range(least=0, most=10)] = 1e-6  # after warm-up
     schedule: Annotated[str, OneOf(SCHEDULES)] = 'constant'  # after warm-up: constant, linear or cosine to zero
@@ -117,7 +125,7 @@ class Optimization(NamedTuple):
 
     @classmethod
     def from_config(cls, section, name='optimizer'):
-        """Optimization of the config's section of that name; BadInput for a value out of its range."""
+        """Reads the config's section `name` as an Optimization. BadInput for a missing key or a value out of range."""
         return cls(**ranges.read_section(cls, section, name))
 
 
@@ -126,11 +134,11 @@ class Optimizers(NamedTuple):
 
     policy: optax.GradientTransformation
     critic: optax.GradientTransformation | None = None
-    learning_rate: optax.Schedule | None = None  # of the policy's, which the metrics then have
+    learning_rate: optax.Schedule | None = None  # of `policy`; metrics have the rate, unless it is None
 
 
 def build_optimizer(optimization: Optimization, updates: int) -> optax.GradientTransformation:
-    """The optax transformation for `updates` optimizer updates."""
+    """Returns AdamW with learning_rates for `updates` optimizer updates, on gradients clipped to max_grad_norm."""
     return optax.chain(
         optax.clip_by_global_norm(optimization.max_grad_norm),
         optax.adamw(
@@ -149,7 +157,10 @@ def applied_updates(opt_state: optax.OptState) -> Any:
 
 
 def learning_rates(optimization: Optimization, updates: int) -> optax.Schedule:
-    """Learning rate by update: linear warm-up, then constant, linear or cosine to zero at `updates`."""
+    """Returns the learning rate as a function of the update's number.
+
+    After a linear warm-up it is constant, or falls linearly or as a cosine to zero at `updates`.
+    """
     peak, warmup = optimization.learning_rate, optimization.warmup
     rest = max(updates - warmup, 1)
     decays = {

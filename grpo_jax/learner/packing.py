@@ -63,7 +63,10 @@ class PackedCells(Pytree):
 
 
 def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any) -> PackSizes | None:
-    """The PackSizes of a step with these Shapes, None where rows are padded; raises BadInput for a row too short."""
+    """The PackSizes of a step with these Shapes, None where rows are padded.
+
+    Raises BadInput if pack_columns is too short, or no multiple of 8 x mesh.context.
+    """
     if not learning.packs:
         return None
     columns, context_size = learning.pack_columns, mesh.shape['context']
@@ -157,11 +160,11 @@ def pack(prompt_mask, completion_mask, sizes: PackSizes, minibatches: int) -> Pa
             column = 0
             for prompt, members in portions:
                 first = members[0][0] * width
-                text = [np.arange(first + sizes.queries - prompt, first + sizes.queries)]
-                text += [index * width + sizes.queries + np.arange(length) for index, length in members]
-                text = np.concatenate(text)
-                cells[minibatch, row, column : column + len(text)] = text
-                column += sizes.occupied_columns(len(text))
+                places = [np.arange(first + sizes.queries - prompt, first + sizes.queries)]
+                places += [index * width + sizes.queries + np.arange(length) for index, length in members]
+                places = np.concatenate(places)
+                cells[minibatch, row, column : column + len(places)] = places
+                column += sizes.occupied_columns(len(places))
         count[minibatch] = -(-len(rows) // sizes.rows)
     return PackedCells(cells.reshape(minibatches, most, sizes.rows, sizes.columns), count)
 
@@ -171,7 +174,8 @@ def _packed_rows(prompts, lengths, sizes):
 
     The longest group is placed first, into the fullest packed row that has room for it. If no row has, some of its
     completions fill the emptiest row, and the others are placed like a group with the same prompt. A new row begins
-    where groups must stay whole, or where these completions are no longer than the prompt, which is computed again.
+    instead where groups must stay whole, or where these completions have no more tokens than the prompt that would be
+    computed once more.
     """
     free, rows = np.zeros(0, int), []  # free columns of each row
     groups = [

@@ -132,7 +132,10 @@ def _gather(over_mesh, fsdp, w, stacked, cut):
 
 
 def _attend_by(choice, mesh):
-    """The attention.Rule.by for the mesh's devices, by learner.attention: auto, splash or xla."""
+    """Returns attention.Rule.by for the mesh's devices: splash, cudnn or xla. choice: learner.attention.
+
+    Raises BadInput for the choice 'splash' on GPUs.
+    """
     device = mesh.devices.flat[0]
     platform = device.platform
     if choice == 'splash' and platform not in ('tpu', 'cpu'):
@@ -152,7 +155,7 @@ def _attend_alone(q, k, v, visible, rule, by):
 
 
 def _attend_own_columns(q, k, v, visible, window, rule):
-    """Lets a device's queries attend to the keys of all devices; window is an array, so it is not part of the rule."""
+    """Attention of a device's queries over the keys of all devices; window, an array, is not part of the rule here."""
     rule = rule._replace(window=window)
     return attention.attend(q, k, v, visible, rule, jax.lax.axis_index('context') * q.shape[1])
 
@@ -172,9 +175,10 @@ def _embed_own_tokens(table, tokens, dtype):
 
 
 def _by_vocabulary(w, spec):
-    """Exchanges a matrix, so that each device has whole rows of it for a part of the vocabulary.
+    """Exchanges the parts of a matrix w, so that each device gets the whole width for its part of the vocabulary.
 
-    Before, the vocabulary is cut over tensor and the width over fsdp; afterwards the vocabulary is cut over both.
+    Before, the vocabulary is cut over tensor and the width over fsdp; afterwards the vocabulary is cut over both, and
+    padded with zeros where fsdp does not divide its part.
     """
     vocabulary, width = spec.index('tensor'), spec.index('fsdp')
     padding = [(0, 0), (0, 0)]
@@ -207,5 +211,5 @@ def _vocab_shards(model_config, mesh, fsdp):
 
 
 def _spec(model_config, name):
-    """The PartitionSpec of a parameter of the model by name."""
+    """The PartitionSpec of the model's parameter `name`, outside the layers."""
     return PartitionSpec(*transformer.param_table(model_config)[name].axes)

@@ -36,7 +36,7 @@ class Initial(NamedTuple):
     program: Any  # jitted, (trained parameters) -> TrainState of these alone
 
     def __call__(self, params: Any) -> TrainState:
-        """The first TrainState, on the mesh. Takes all parameters of a policy, or only the trained ones of lora.split.
+        """Returns the first TrainState, on the mesh; params: a policy's, or only the trained ones of lora.split.
 
         The first update donates the state with its frozen parameters; from then on use those of the new state.
         """
@@ -58,7 +58,7 @@ class Learner(NamedTuple):
     scorer_fields: frozenset[str]  # fields of Experience that the scorer computes before an update
 
     def logprobs(self, state: TrainState, rollout: Rollout, packed: packing.PackedCells | None) -> dict[str, jax.Array]:
-        """The fields of Experience, by name, that the learner computes before an update: logprobs and values."""
+        """The fields of Experience, by name, that the learner computes before an update: logprobs, entropy, values."""
         fields = {}
         if self.scorer_fields - {'ref_logprobs'}:
             output = self.scorer(state.params, rollout, packed)
@@ -73,7 +73,7 @@ class Learner(NamedTuple):
 
     @property
     def programs(self) -> dict[str, Executable]:
-        """The compiled programs by name that every step runs."""
+        """The programs by name that every step runs."""
         programs = {'logprobs': self.scorer} if self.scorer_fields else {}
         if self.values is not None:
             programs['values'] = self.values
@@ -194,10 +194,10 @@ def make_teacher(
     learning: Learning,
     vocab_size: int,
 ) -> Executable:
-    """The scorer of a teacher: an Executable like make_scorer's, which also returns the teacher's likeliest tokens.
+    """The scorer of a teacher: an Executable like make_scorer's, which also returns its teacher_top_k likeliest tokens.
 
     model_config: the teacher's. learning: the policy's, with the teacher's dtype; rows are packed as the policy's are.
-    vocab_size: the policy's; ids beyond it are never among the likeliest tokens, of which there are teacher_top_k.
+    vocab_size: the policy's; ids from it on are never among the likeliest tokens.
     """
     sizes = packing.packed_sizes(mesh, shapes, learning, algorithm)
     head = logprobs.Head(
@@ -303,11 +303,14 @@ def check_sizes(
     microbatches = learning.minibatches * (learning.microbatches if padded else 1)  # of the whole batch
     rows = shapes.prompts * shapes.group_size
     if shapes.prompts % learning.minibatches or rows % microbatches:
+        if not padded:
+            remedy = f'must divide the {shapes.prompts} prompts of a step; choose another number'
+            raise BadInput('learner.minibatches', learning.minibatches, remedy)
         raise BadInput(
-            'learner.minibatches x microbatches',
+            'learner.minibatches, learner.microbatches',
             (learning.minibatches, learning.microbatches),
-            f'does not cut {shapes.prompts} prompts of {shapes.group_size} completions into equal parts '
-            'of whole groups; choose divisors of these numbers',
+            f'minibatches must divide the {shapes.prompts} prompts of a step, and minibatches x microbatches its '
+            f'{rows} completions; choose other numbers',
         )
     batches.check_divides(mesh, prompts, shapes.prompts)
     if padded:
@@ -340,7 +343,7 @@ def choose_chunk(chunk: int, vocab_size: int, mesh: Mesh) -> int:
 
 
 def _abstract_experience(spec, mesh, shapes, logprob_fields):
-    """The abstract Experience that an update gets, with the fields of logprobs that are named."""
+    """The abstract Experience that an update gets; logprob_fields: Learning.known_fields."""
     algorithm = spec.algorithm
     columns = shapes.tokens if algorithms.is_by_token(algorithm) else 1
     fields = [*logprob_fields, *(('values', 'returns') if algorithm.needs_values else ())]

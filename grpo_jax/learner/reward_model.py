@@ -29,7 +29,7 @@ class RewardSpec(NamedTuple):
 
 
 def completion_values(params, rollout: Rollout, spec: RewardSpec, remat: str = 'none') -> Float[Array, 'B C']:
-    """f32[B, C]: the reward model's value of a completion's text up to each token, and with it.
+    """f32[B, C]: the reward model's value of prompt and completion up to and including each completion token.
 
     Masked columns hold numbers without a meaning. remat: see transformer.forward.
     """
@@ -78,5 +78,5 @@ def pairwise(values: Float[Array, 'B C'], labels, mask: Bool[Array, 'B C']) -> F
 
 
 def labelled(values: Float[Array, 'B C'], labels: Float[Array, 'B C'], mask) -> Float[Array, 'B C']:
-    """Binary cross entropy of sigmoid(values) against labels in [0, 1]."""
+    """Binary cross entropy of sigmoid(values) against labels in [0, 1] at each place; the mask is not read."""
     return optax.sigmoid_binary_cross_entropy(values, labels)

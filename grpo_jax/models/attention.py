@@ -129,14 +129,14 @@ def _softmax_attention(q, k, v, allowed, rule):
 
 
 def _uses_cudnn(q, k, rule):
-    """Whether cuDNN computes this attention: rule.by asks for its kernels, and they take such arrays.
+    """Whether cuDNN computes this attention: rule.by is 'cudnn' and its kernels take q [B, T, N, H] and k [B, S, K, H].
 
-    They take two-byte dtypes and no soft cap. Our mask becomes a bias there, with which their backward pass wants even
-    numbers of queries and keys.
+    The kernels take two-byte dtypes and head dims H that are multiples of 8 up to 128, and they know no soft cap. jax
+    gives them our mask as a bias; with a bias, their backward pass needs even T and S.
     """
     if rule.by != 'cudnn':
         return False
-    _, cap, _, _ = rule  # all of it, as in attend
+    _, cap, _, _ = rule  # this fails when Rule gets another field, so that nobody forgets to handle it here
     fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 128 and q.shape[1] % 2 == 0 and k.shape[1] % 2 == 0
     return q.dtype.itemsize == 2 and not cap and fits
 
@@ -174,11 +174,11 @@ def _attend_packed(q, k, v, packed, rule, first):
     earlier = min(-(-(packed.tokens - 1) // block), all_blocks - 1)  # blocks in front that a completion may reach
 
     def query_blocks(x):
-        """[B, all blocks, ...] -> [B, blocks, ...]: the blocks of these queries."""
+        """The blocks of these queries, [B, blocks, ...], of x [B, all blocks, ...]."""
         return jax.lax.dynamic_slice_in_dim(x, first, blocks, 1)
 
     def band(x, fill=0):
-        """[B, S, ...] -> [B, blocks, (earlier + 1) * block, ...]: each block with the blocks before it."""
+        """Each block with the blocks before it, [B, blocks, (earlier + 1) * block, ...], of x [B, S, ...]."""
         padded = jnp.pad(x, ((0, 0), (earlier * block, 0)) + ((0, 0),) * (x.ndim - 2), constant_values=fill)
         padded = padded.reshape(rows, all_blocks + earlier, block, *x.shape[2:])
         shifted = [jax.lax.dynamic_slice_in_dim(padded, first + i, blocks, 1) for i in range(earlier + 1)]
@@ -189,7 +189,7 @@ def _attend_packed(q, k, v, packed, rule, first):
     places = jnp.minimum(start + prompt_columns, columns - 1).reshape(rows, -1)
 
     def prompt(x):
-        """[B, S, ...] -> [B, blocks, queries, ...]: the prompt for each block."""
+        """The prompt for each block, [B, blocks, queries, ...], of x [B, S, ...]."""
         return jax.vmap(gather.take)(x, places).reshape(rows, blocks, -1, *x.shape[2:])
 
     part = query_blocks(packed.part.reshape(rows, all_blocks, block))[..., None]
@@ -259,7 +259,7 @@ def rope_frequencies(
 
 
 def _yarn_frequencies(base, size: int, theta: float, options: Mapping):
-    """rope_frequencies by YaRN; base: the frequencies without scaling, options: `scaling` as a dict."""
+    """What rope_frequencies returns for YaRN; base: the frequencies without scaling, options: `scaling` as a dict."""
     factor, original = options['factor'], options['original_max_position_embeddings']
 
     def magnitude(scale, coefficient=1.0):
@@ -293,9 +293,9 @@ def rope_angles(positions: Int[Array, 'B T'], size: int, theta: float, scaling: 
 
 
 def rotate(x: Float[Array, 'B T N H'], angles: Angles) -> Float[Array, 'B T N H']:
-    """x with the pairs (i, i + h) of a head rotated by the angles, as in Hugging Face's models; i < h.
+    """x with each head's pairs (i, i + h) rotated by angle number i, for i < h, as in Hugging Face's models.
 
-    The numbers of a head beyond 2 h stay.
+    The numbers of a head from 2 h on stay as they are.
     """
     size = 2 * angles[0].shape[-1]
     if size < x.shape[-1]:

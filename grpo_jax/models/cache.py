@@ -102,7 +102,7 @@ def empty_chunk(
 ) -> AnyChunk:
     """A chunk of zeros for a ModelConfig, with at least `columns` columns in blocks of `block`.
 
-    dtype: int8 also, if the chunk is not flat. flat: for models.kernels.decode_kernel. by_layer: as ByLayer.
+    dtype: int8 also, if the chunk is not flat. flat: for models.kernels.decode_kernel. by_layer: a ByLayer, not flat.
     """
     if by_layer:
         one_layer = dataclasses.replace(c, layers=1)
@@ -254,7 +254,7 @@ def _absorb(running, q, chunk, layer, valid_columns, rule, at_once):
     scale = 1.0 / math.sqrt(h) if rule.scale is None else rule.scale
 
     def folded(x):
-        """[B, K, g, ...] -> [R, K, fold * g, ...]: queries that share keys are rows of one matrix product."""
+        """x [B, K, g, ...] as [R, K, fold * g, ...]: queries that share keys become rows of one matrix product."""
         tail = x.shape[3:]
         x = x.reshape(rows, fold, heads, group, *tail)
         return jnp.moveaxis(x, 1, 2).reshape(rows, heads, fold * group, *tail)

@@ -27,12 +27,13 @@ def values(
     dtype: Any,
     mesh_ops: MeshOps = ALONE,
 ) -> Float[Array, 'B T']:
-    """Float32 values: the head's output for each prefix, up to and with token t; meaningless where masked.
+    """Returns f32[B, T]: number t is the head's output for the tokens up to and including token t.
 
-    mask: the valid tokens. dtype: of computation. remat, mesh_ops: as in transformer.forward.
+    mask: True for valid tokens; where it is False, the number has no meaning. dtype: the computation's. remat and
+    mesh_ops are as in transformer.forward.
     """
-    compute = jax.tree.map(lambda p: p.astype(dtype), params)
+    cast_params = jax.tree.map(lambda p: p.astype(dtype), params)
     hidden = transformer.forward(
-        compute, tokens, transformer.positions_of(mask), mask, c, remat=remat, mesh_ops=mesh_ops
+        cast_params, tokens, transformer.positions_of(mask), mask, c, remat=remat, mesh_ops=mesh_ops
     )
-    return jnp.einsum('btd,d->bt', hidden, compute['value_head'], preferred_element_type=jnp.float32)
+    return jnp.einsum('btd,d->bt', hidden, cast_params['value_head'], preferred_element_type=jnp.float32)

@@ -47,7 +47,11 @@ class LoraOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section: Any) -> 'LoraOptions':
-        """Reads config.model.lora. Raises BadInput for targets that name no matrix, and for NEED_RANK without rank."""
+        """Reads config.model.lora as LoraOptions.
+
+        Raises BadInput for a missing key, a value out of its range, targets that are no regular expression or match no
+        matrix, and an option of NEED_RANK where the rank is 0.
+        """
         options = cls(**ranges.read_section(cls, section, 'model.lora'))
         try:
             named = [name for name in MATRICES if re.fullmatch(options.targets, name)]
@@ -63,7 +67,7 @@ class LoraOptions(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """The number that the product A B is multiplied by."""
+        """The number that the product A B is multiplied by; the rank must be above 0."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
@@ -80,7 +84,7 @@ def turn_off(section: Any) -> None:
 def policy_table(c: transformer.ModelConfig, options: LoraOptions = OFF) -> dict[str, Any]:
     """transformer.param_table, with an Adapted of Params for each matrix that the options name.
 
-    Param.scale is the standard deviation at init. Raises BadInput when the model has none of the matrices.
+    Param.scale is the standard deviation at init. Raises BadInput when the rank is above 0 and no matrix is named.
     """
     table = transformer.param_table(c)
     if not options.rank:
@@ -121,7 +125,7 @@ def _make_adapted(param, summed, options):
 
 
 def init(key: Any, c: transformer.ModelConfig, options: LoraOptions) -> Any:
-    """New trained parameters, float32: A is drawn as PEFT draws it, B is 0."""
+    """New adapters, the trained tree of `split`, float32: A is drawn as PEFT draws it, B is 0. The rank is above 0."""
     trained, _ = split(policy_table(c, options))
 
     def leaf(path, param):
@@ -132,7 +136,7 @@ def init(key: Any, c: transformer.ModelConfig, options: LoraOptions) -> Any:
 
 
 def freeze(params: Any, options: LoraOptions, dtype: Any) -> Any:
-    """The frozen tree, made from a model's plain parameters: in dtype, or options.base_dtype for adapted matrices."""
+    """The frozen tree of `split` for a model's plain params: in dtype, or options.base_dtype for adapted matrices."""
     outside_layers = in_dtype({name: w for name, w in params.items() if name != 'layers'}, dtype)
     layers = {}
     for name, w in params['layers'].items():

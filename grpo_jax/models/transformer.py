@@ -31,8 +31,8 @@ Params = Mapping[str, Any]  # arrays by name, as param_table nests them
 class ModelConfig:
     """Shape and constants of a decoder; every field comes from a checkpoint (models.hf.families.load_config).
 
-    What has a default is one that changes nothing, which is Llama's. The sampler's kernels refuse a model that has
-    another value, unless BESIDE_KERNELS names the field.
+    A default changes nothing: it is Llama's value. The sampler's kernels refuse a model with another value than the
+    default, unless BESIDE_KERNELS names the field.
     """
 
     vocab_size: int
@@ -103,16 +103,16 @@ PARTS = {
 def param_table(c: ModelConfig) -> dict[str, Any]:
     """Nested dict of Param for every weight of the model."""
     d, f, n, k, h, layers = c.width, c.mlp, c.heads, c.kv_heads, c.head_dim, c.layers
-    fan_in, residual = d**-0.5, 1 / math.sqrt(2 * layers)
+    fan_in_scale, residual = d**-0.5, 1 / math.sqrt(2 * layers)
     before, after = ('attn_norm', 'mlp_norm'), ('attn_post_norm', 'mlp_post_norm')
     norms = {'before': before, 'after': after, 'around': before + after}[c.norms]
     stacked = {
-        'wq': Param((layers, d, n, h), (None, 'fsdp', 'tensor', None), fan_in),
-        'wk': Param((layers, d, k, h), (None, 'fsdp', 'tensor', None), fan_in),
-        'wv': Param((layers, d, k, h), (None, 'fsdp', 'tensor', None), fan_in),
+        'wq': Param((layers, d, n, h), (None, 'fsdp', 'tensor', None), fan_in_scale),
+        'wk': Param((layers, d, k, h), (None, 'fsdp', 'tensor', None), fan_in_scale),
+        'wv': Param((layers, d, k, h), (None, 'fsdp', 'tensor', None), fan_in_scale),
         'wo': Param((layers, n, h, d), (None, 'tensor', None, 'fsdp'), residual * (n * h) ** -0.5),
-        'w_gate': Param((layers, d, f), (None, 'fsdp', 'tensor'), fan_in),
-        'w_up': Param((layers, d, f), (None, 'fsdp', 'tensor'), fan_in),
+        'w_gate': Param((layers, d, f), (None, 'fsdp', 'tensor'), fan_in_scale),
+        'w_up': Param((layers, d, f), (None, 'fsdp', 'tensor'), fan_in_scale),
         'w_down': Param((layers, f, d), (None, 'tensor', 'fsdp'), residual * f**-0.5),
     }
     stacked |= {name: Param((layers, d), (None, None), 0.0, 1 - c.norm_offset) for name in norms}
@@ -133,12 +133,12 @@ def param_table(c: ModelConfig) -> dict[str, Any]:
         stacked['b_up'] = Param((layers, f), (None, 'tensor'), 0.0)
         stacked['b_down'] = Param((layers, d), (None, None), 0.0)
     table = {
-        'embed': Param((c.vocab_size, d), ('tensor', 'fsdp'), fan_in),
+        'embed': Param((c.vocab_size, d), ('tensor', 'fsdp'), fan_in_scale),
         'layers': stacked,
         'final_norm': Param((d,), (None,), 0.0, 1 - c.norm_offset),
     }
     if not c.tie_embeddings:
-        table['lm_head'] = Param((d, c.vocab_size), ('fsdp', 'tensor'), fan_in)
+        table['lm_head'] = Param((d, c.vocab_size), ('fsdp', 'tensor'), fan_in_scale)
     return table
 
 
@@ -294,7 +294,10 @@ def decode(
 
 
 def _scan_layers(step, carry, layers, c):
-    """jax.lax.scan of step(carry, (weights, LayerKind, layer's number)), or a loop where layers are a tuple."""
+    """Runs step(carry, (weights, LayerKind, layer's number)) over the layers; returns (carry, stacked outputs).
+
+    If `layers` is a tuple with the weights of each layer, a Python loop takes the place of jax.lax.scan.
+    """
     kinds = make_kinds(c)
     if not isinstance(layers, tuple):
         return jax.lax.scan(step, carry, (layers, kinds, jnp.arange(c.layers)))
@@ -328,7 +331,7 @@ def block(
 
 
 def _add_residual(x, out, c):
-    """The residual stream x [B, T, D] plus the output of attention or mlp, times residual_scale."""
+    """The residual stream x [B, T, D] plus residual_scale times `out`, the output of attention or mlp."""
     return x + (out if c.residual_scale == 1 else (out.astype(jnp.float32) * c.residual_scale).astype(out.dtype))
 
 
@@ -365,7 +368,7 @@ def _apply_gate(gate, up, w_down, activation):
 
 
 def head_weights(params: Params, c: ModelConfig) -> Params:
-    """The part of the parameters that unembed reads."""
+    """The one parameter that unembed reads, by name: embed where embeddings are tied, else lm_head."""
     name = 'embed' if c.tie_embeddings else 'lm_head'
     return {name: params[name]}
 
@@ -394,7 +397,7 @@ def _finish_logits(products, c):
 
 @jax.named_scope('embed')
 def _embed(params, tokens, c):
-    """Embeddings [B, T, D] of the tokens, scaled."""
+    """The scaled embeddings [..., D] of tokens i32[...]."""
     return _scale_embeddings(lookup(params['embed'], tokens, params['final_norm'].dtype), c)
 
 

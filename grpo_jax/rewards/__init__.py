@@ -17,7 +17,7 @@ or None); `limit`, the budget in tokens, for shaping by length.
 The verifier is the part that decides whether a completion is correct. Beside reward, a module may have
 
     extract(completion) -> str | None                the answer that maj@n votes with
-    extract_strict(completion) -> str | None         the same by the stricter reading
+    extract_strict(completion) -> str | None         the same by the reading of `strict`
     same(answer, answer) -> bool                     whether two extracted answers are one in two spellings
     strict(completion, example, **options)           a reward by a stricter reading
     gold(example) -> (right completion, wrong ones...)     for the self-test, where example.answer will not do

@@ -22,7 +22,7 @@ def bind_names(function: Callable, thing: str) -> Callable:
     Each positional parameter gets what it names: a name in SINGLE, PLURAL or FIELDS, or a column of the data set, which
     lies in example.meta. A parameter with a default keeps the default where the data set has no such column. `**kwargs`
     gets the prompt, the completion, answer, id and all columns that no parameter names. The result's `columns` lists
-    the columns that the data set must have.
+    the columns that the data set must have. A function that takes these arguments already is returned as it is.
 
     Raises BadInput, which calls the function `thing`, for a function without a signature and for one whose parameters
     name both a single completion and all. The returned function raises BadInput when an example lacks a column.
@@ -81,6 +81,7 @@ def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Exampl
 
 
 def _select(parameters, kind):
+    """The parameters of a kind, given by its name in inspect, like 'KEYWORD_ONLY'."""
     return [parameter for parameter in parameters if parameter.kind.name == kind]
 
 
@@ -96,7 +97,7 @@ def _standard_arguments(completions, examples, batched):
 
 
 def _argument(parameter, standard, examples, batched, thing):
-    """The argument for a parameter: a standard one, a column of the data set, or the parameter's default."""
+    """The argument for a parameter: a standard one, a column, or its default; raises BadInput where there is none."""
     name, default = parameter.name, parameter.default
     if name in standard:
         return standard[name]

@@ -330,9 +330,11 @@ def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Examp
 
 
 def options_of(path: str) -> dict[str, inspect.Parameter]:
-    """Option -> parameter, as a part's function declares them; raises BadInput for an unknown part.
+    """The keyword-only parameters of a part's reward function, by name.
 
-    path: the part as reward.parts names it.
+    They are the part's options, and the arguments that the run supplies (SUPPLIED). A parameter whose type is a
+    NamedTuple stands for one option for each of its fields. path: the part as reward.parts names it. Raises BadInput
+    for an unknown part, and for a FILE.py that cannot be imported.
     """
     pool = Pool(1, deadline=1.0, memory_gib=1.0)  # never started
     parameters = inspect.signature(_find(path, functions={}, pool=pool).reward).parameters

@@ -13,16 +13,16 @@ MOST = 1000  # equations of a completion that are looked at
 
 
 def reward(completion: str, example: Example) -> float | None:
-    """The share of the completion's equations that are right (see steps); None without an equation."""
+    """The share, in [0, 1], of the completion's equations that are right (see steps); None without an equation."""
     values = [value for _, value in steps(completion, example)]
     return sum(values) / len(values) if values else None
 
 
 def steps(completion: str, example: Example) -> list[tuple[int, float]]:
-    """(end in characters, 1.0 if right else 0.0) of each equation; values are compared exactly, as fractions.
+    """A pair (end in characters, 1.0 if right else 0.0) for each of the completion's first MOST equations.
 
-    Where example.meta has 'steps', a list of expressions, the i-th equation must also have the i-th expression.
-    Otherwise any true equation would pay.
+    Values are compared exactly, as fractions. Where example.meta has 'steps', a list of expressions, the i-th equation
+    must also have the i-th expression, since otherwise any true equation would pay.
     """
     expressions, rewards = example.meta.get('steps'), []
     equations = (match for match in EQUATION.finditer(completion) if match[2])
@@ -36,7 +36,7 @@ def steps(completion: str, example: Example) -> list[tuple[int, float]]:
 
 
 def read_answer(completion: str, alphabet: re.Pattern = ARITHMETIC) -> tuple[str, Fraction | None]:
-    """(the text of the last <answer>...</answer>, or the whole completion; its value).
+    """(text, value): the text in the last <answer>...</answer>, else the whole completion, with single spaces.
 
     The value is None when the text is no expression in the characters of `alphabet`.
     """

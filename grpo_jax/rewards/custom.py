@@ -156,7 +156,7 @@ def _is_same_file(name, file):
 
 
 def _check_number(value, _) -> float | None:
-    """A reward as a float, which may be NaN, or None; WrongResult for anything else."""
+    """A reward as a float, or None; NaN passes. Raises WrongResult for an infinity, and for what is no real number."""
     if value is None:
         return None
     with contextlib.suppress(Exception):  # whatever a user's class raises

@@ -11,12 +11,12 @@ gold = numeric.gold
 
 
 def reward(completion: str, example: Example) -> float | None:
-    """1.0 if the expression's value equals example.answer exactly, else 0.0; None unless that is one plain number."""
+    """1.0 if the expression's value is exactly example.answer, else 0.0; None where the answer is not one number."""
     number = numeric.plain_number(example.answer)
     return None if number is None else float(extract(completion) == number)
 
 
 def extract(completion: str) -> str | None:
-    """The value of the expression in the last <answer>...</answer>, else in the whole text; None without one."""
+    """The value, like '7/2', of the expression in the last <answer>...</answer>, else in the text; None without one."""
     value = calculator.read_answer(completion)[1]
     return None if value is None else str(value)

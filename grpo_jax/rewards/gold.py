@@ -29,10 +29,10 @@ logger = logging.getLogger('grpo_jax')
 def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
     """Prints the share of examples that the verifier misjudges; raises BadInput when it exceeds reward.self_test.
 
-    An example is misjudged when the verifier refuses the gold answer, or accepts one of its changed forms. perturb
-    makes these forms, or the verifier's gold(example), which may raise BadInput. A verifier that is asynchronous, or
-    takes all completions at once, judges at most MOST_AT_ONCE examples, evenly spaced. A source in reward.by_source has
-    its own verifier and its own share.
+    An example is misjudged when the verifier refuses the gold answer, or accepts one of its changed forms. The
+    verifier's gold(example) makes these forms, and may raise BadInput; for a verifier without gold, perturb makes them.
+    A verifier that is asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE examples, evenly
+    spaced. A source in reward.by_source has its own verifier and its own share.
     """
     for functions, indices in reward_functions.divide(examples):
         _check_source(functions, [examples[i] for i in indices])
@@ -116,7 +116,7 @@ def change_answer(example: Example) -> tuple[str, str]:
 
 
 def perturb(example: Example) -> tuple[str, ...]:
-    """(answer, wrong answers...): one has the last number one higher.
+    """(answer, wrong answers...): in the first wrong one, the last number is one higher (see change_answer).
 
     A number is also negated, and multiplied by ten. For another short answer, the last number alone is also a wrong
     answer, since a naive verifier would read it: 2 for 1/2, and -5 for 1e-05.

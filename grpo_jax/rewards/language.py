@@ -45,11 +45,11 @@ OUTSIDE = re.compile(
 
 
 def reward(completion: str, example: Example, *, target: Annotated[str, OneOf((*SCRIPTS, *LANGUAGES))]) -> float | None:
-    """Words in the target's script / words: DeepSeek-R1's language consistency (arXiv 2501.12948); None without words.
+    """The share of words that are in the target's script: DeepSeek-R1's language consistency (arXiv 2501.12948).
 
     target: a script ('latin'), or a language ('en'), which stands for its script, so English and French are alike.
-    Digits, punctuation, LaTeX, code and tags are no words; in Thai, kana and Han each character is a word. None adds
-    nothing to the total, so an empty completion earns nothing. R1 reports that the term costs some accuracy.
+    Digits, punctuation, LaTeX, code and tags are no words; in Thai, kana and Han each character is a word. Without
+    words the reward is None, which adds nothing to the total. R1 reports that the term costs some accuracy.
     """
     # text after an unclosed fence is code, as in Markdown
     prose = OUTSIDE.sub(' ', ' '.join(completion.split('```')[::2]))

@@ -13,7 +13,7 @@ PLAIN = re.compile(r'[-+]?[$]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|[-+]?[$]?\.\d
 
 
 def reward(completion: str, example: Example) -> float | None:
-    """1.0 if the extracted number equals example.answer exactly, else 0.0; None unless that is one plain number."""
+    """1.0 if the extracted number equals example.answer exactly, else 0.0; None where the answer is not one number."""
     gold = plain_number(example.answer)
     if gold is None:
         return None
@@ -21,7 +21,10 @@ def reward(completion: str, example: Example) -> float | None:
 
 
 def extract(completion: str) -> str | None:
-    """The first number after the last ####, or without #### the last number, in canonical form; None without one."""
+    """The first number after the last ####, or without #### the last number, in canonical form, like '7/2'.
+
+    None without a number, and for one of more than 100 characters.
+    """
     _, mark, tail = completion.rpartition('####')
     numbers = NUMBER.findall(tail)
     if not numbers:

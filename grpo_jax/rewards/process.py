@@ -26,7 +26,7 @@ def reward(
     models: dict,
     aggregate: Annotated[str, OneOf(tuple(AGGREGATES))],
 ) -> list[float | None]:
-    """For each completion the min, mean or product of its steps' probabilities; None without a step."""
+    """For each completion the min, mean or product of its steps' probabilities; None where `steps` finds no step."""
     rows = steps(completions, examples, source=source, models=models, centred=False)
     return [AGGREGATES[aggregate]([probability for _, probability in row]) if row else None for row in rows]
 
@@ -56,7 +56,7 @@ def steps(
 
 
 def split(text: str, separator: str) -> list[tuple[str, int]]:
-    """[(step, end in characters), ...]: the text split at separators, without blank pieces."""
+    """[(step, end in characters), ...]: the text split at separators, without blank pieces and spaces around pieces."""
     pieces, start = [], 0
     for piece in text.split(separator):
         if piece.strip():

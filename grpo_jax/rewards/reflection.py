@@ -26,7 +26,7 @@ def reward(completion: str, example: Example, *, correct: bool | None, phrases: 
 
 
 def measure(completion: str, example: Example, *, phrases: Texts, cap: Count) -> float:
-    """The number of occurrences whatever the verdict: stands in for reward where the part's weight is 0."""
+    """The number of occurrences, at most cap, whatever the verdict; it replaces reward where the part's weight is 0."""
     return float(sum(1 for _ in itertools.islice(pattern(tuple(phrases)).finditer(completion), cap)))
 
 

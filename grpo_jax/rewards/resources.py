@@ -41,6 +41,7 @@ class EventLoop:
 
 
 def _run_loop(loop):
+    """Runs an event loop until it is stopped, then cancels its tasks and closes it."""
     loop.run_forever()
     loop.run_until_complete(_cancel_others())
     loop.close()
@@ -55,6 +56,7 @@ async def _cancel_others():
 
 
 def _stop_loop(loop):
+    """Stops an event loop from another thread, unless it is closed."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(loop.stop)
 

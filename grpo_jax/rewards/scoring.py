@@ -20,7 +20,7 @@ FAILURES = {Expired: 'expired', TimeoutError: 'expired', Died: 'died', Recursion
 
 
 class Rewards(NamedTuple):
-    """The rewards of B completions, in the order of rows."""
+    """The texts, lengths, rewards and verdicts of B completions, in the order of rows."""
 
     texts: np.ndarray  # str objects [B]
     truncated: np.ndarray  # bool[B]
@@ -69,7 +69,7 @@ class RewardStream:
         return self._examples[row // self._group_size]
 
     def _begin(self, example, tokens):
-        """(text, tokens, values as of _begin_parts, seconds) of a completion."""
+        """(text, number of tokens, values as of _begin_parts, seconds of judging) of a completion."""
         text, began = self._tokenizer.decode(tokens, skip_special_tokens=True), time.monotonic()
         values = _begin_parts(self._reward_functions, text, example)
         return text, len(tokens), values, time.monotonic() - began

@@ -50,7 +50,8 @@ def owns_workdir(run: Callable[P, R]) -> Callable[P, R]:
         with lock.own(workdir):
             for path in (os.path.join(workdir, name) for name in KEPT):
                 if os.path.exists(path) and not os.access(path, os.W_OK):
-                    raise BadInput('--workdir', workdir, f'{path} cannot be written to; change that, or use another')
+                    remedy = 'make it writable, or name another folder'
+                    raise BadInput('--workdir', workdir, f'{path} cannot be written to; {remedy}')
             return run(*args, **kwargs)
 
     return owner

@@ -213,7 +213,7 @@ def describe_environment() -> dict[str, Any]:
     return {
         'begun': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
         'command': shlex.join(sys.orig_argv),
-        'code': {'version': __version__} | _commit(os.path.dirname(PACKAGE)),
+        'code': {'version': __version__} | _describe_clone(os.path.dirname(PACKAGE)),
         'python': platform.python_version(),
         'packages': packages,
         'devices': {
@@ -225,8 +225,11 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def _commit(root: str) -> dict[str, Any]:
-    """The commit of the git clone at root, and whether grpo_jax or configs have edits; {} without a clone."""
+def _describe_clone(root: str) -> dict[str, Any]:
+    """{'commit': the hash of HEAD, 'edited': whether grpo_jax or configs have edits} for the git clone at root.
+
+    {} if root is no clone, if it has no commit, and if git cannot be run.
+    """
     if not os.path.exists(os.path.join(root, '.git')):  # an installed package may lie in a clone of something else
         return {}
     git = ['git', '-c', f'safe.directory={root}', '-C', root]

@@ -81,7 +81,7 @@ def _choose_token(params, hidden, batch, n, choice, model_config, options):
     written, forced = _written_tokens(batch, n, choice.given_tokens, options)
     keys = jax.vmap(jax.random.fold_in)(choice.keys, n)
     head = transformer.head_weights(params, model_config)
-    if batch.cache.prompt.flat and fits_kernel(head, options, keys):
+    if batch.cache.prompt.flat and can_use_draw_kernel(head, options, keys):
         draw_kernel = importlib.import_module('grpo_jax.models.kernels.draw_kernel')  # loads Pallas, where it is chosen
         return *draw_kernel.draw(hidden, head, keys, written, options.temperature), forced
     # a barrier, or XLA multiplies with the head once for the draw and once for the logprob
@@ -105,8 +105,13 @@ def _choose_token(params, hidden, batch, n, choice, model_config, options):
     return token, sampling.logprob(logits, token, options.temperature), forced
 
 
-def fits_kernel(head: Mapping[str, Any], options: Sampling, keys: Key[Array, ' B']) -> bool:
-    """Whether the kernel can draw the tokens: it knows no truncation, and reads some kinds of keys and heads only."""
+def can_use_draw_kernel(head: Mapping[str, Any], options: Sampling, keys: Key[Array, ' B']) -> bool:
+    """Returns whether draw_kernel.draw can draw the tokens.
+
+    It can if temperature is above 0, no row is greedy and no option changes the distribution (Sampling.truncates). The
+    head must be an array that is not quantized, whose vocabulary the current mesh's tensor axis divides. The keys must
+    be threefry2x32, with jax_threefry_partitionable on. head: transformer.head_weights, which has one entry.
+    """
     ((name, weights),) = head.items()
     return (
         not options.truncates
@@ -131,7 +136,7 @@ def _written_tokens(batch, n, given_tokens, options):
 
 
 def _after_token(batch, token, n, tables, options):
-    """Reads each row's token i32[B] at position n i32[B]; returns (DecodeBatch, bool[B] where a stop was met)."""
+    """Reads each row's token i32[B] at position n i32[B]; returns (DecodeBatch, bool[B] of live rows that stop)."""
     states = stops.advance(tables, batch.states, token, batch.live)
     states = stops.forget_early(tables, states, n, options.min_tokens)
     stopped = jnp.isin(token, jnp.asarray(options.stop_tokens, jnp.int32))
@@ -146,7 +151,7 @@ def _after_token(batch, token, n, tables, options):
 
 
 def _write_records(state, batch, first, records, done, version):
-    """Writes a segment's records, each [steps, B], into the state; first i32[B]: each row's position at its begin."""
+    """Returns the state with a segment's records, each [steps, B]; first i32[B]: where each row's records begin."""
     tokens, logprobs, forced, valid = (x.T for x in records)
     columns = first[:, None] + jnp.arange(tokens.shape[1])
     at = (batch.rows[:, None], jnp.where(valid, columns, state.tokens.shape[1]))  # beyond the end: dropped

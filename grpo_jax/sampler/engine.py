@@ -115,7 +115,8 @@ class Engine:
         key, step: choose the noise (see sampler.row_keys); new tokens carry version `step`.
         given: i32[B, C], tokens to write instead of sampled ones; -1: sample.
         limit: an int or i32[B], the number of tokens after which a row pauses; `resume` continues it.
-        finished: called as finished(row, tokens, truncated) once for every row, while other rows still decode.
+        finished: called as finished(row, tokens, truncated) once for every row of this process, after the segment in
+            which the row has ended, while other rows still decode.
         progress: called as progress(tokens, live rows, rows of the batch) after every segment.
         """
         state = self.programs.new_state(prompts, key, step, given, limit)
@@ -133,10 +134,11 @@ class Engine:
         finished: Finished | None = None,
         progress: Progress | None = None,
     ) -> tuple[Rollout, Stats]:
-        """Continues the truncated rows of a Rollout by at most `limit` tokens; returns (Rollout, Stats).
+        """Continues the truncated rows of a Rollout by at most `limit` tokens each; returns (Rollout, Stats).
 
-        A row keeps the noise of the step in which it began (version[:, 0]): with the same weights it gets the tokens
-        that it would have got without the pause. New tokens carry version `step`. Other arguments as in `sample`.
+        limit: an int or i32[B]; None: to the end. A row keeps the noise of the step in which it began (version[:, 0]):
+        with the same weights it gets the tokens that it would have got without the pause. New tokens carry version
+        `step`. Other arguments as in `sample`.
         """
         state = self.programs.resume_state(rollout, prompts, key, limit)
         ongoing = _Ongoing(self.programs.weights(params), state, step, finished, progress)
@@ -203,7 +205,7 @@ class Engine:
                 batch, size = self._shrink(stats, batch, size, smaller), smaller
 
     def _shrink(self, stats, batch, size, smaller):
-        """Copies the rows that stay into a batch of the smaller size."""
+        """Returns the batch in the smaller size, the batch itself if sizes are equal; stats.peak_bytes has the copy."""
         if smaller == size:
             return batch
         needed_bytes = self.schedule.bytes(*size) + self.schedule.copy_bytes(smaller.rows, size.chunks)
@@ -228,9 +230,9 @@ def make_sampler(
 ) -> Engine:
     """Makes an Engine, (params, Prompts, key, step) -> Rollout; a program is compiled when it is first needed.
 
-    automata are tables (sampler.stops), perhaps abstract. block and segment replace the numbers of the platform.
-    BadInput when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when
-    kernels cannot decode.
+    automata: what stops.make_automata returns, or stops.abstract_automata where nothing runs. block and segment replace
+    the numbers of the platform. Raises BadInput when the mesh does not divide the prompts, when the cache's budget
+    holds not even one group, or when rollout.kernels is 'on' and kernels cannot decode.
     """
     batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
     sizes, cache_format = choose_sizes(model_config, mesh, shapes, sampling, block, segment)

@@ -68,7 +68,10 @@ def choose_sizes(
     block: int | None = None,
     segment: int | None = None,
 ) -> tuple[Schedule, state.CacheFormat]:
-    """Chooses (Schedule, CacheFormat) for a sampler; arguments as in make_sampler."""
+    """Chooses (Schedule, CacheFormat) for a sampler; arguments as in make_sampler.
+
+    Raises BadInput where rollout.kernels is 'on' and kernels cannot decode.
+    """
     platform, shards = mesh.devices.flat[0].platform, batches.devices_along(mesh, ROW_AXES)
     blocks = 2 if platform == 'cpu' else 1  # at least: XLA on CPUs copies a chunk of one block when it is written
     block = min(block or BLOCK[platform], -(-shapes.tokens // (8 * blocks)) * 8)
@@ -89,7 +92,10 @@ def choose_sizes(
 
 
 def _decodes_in_kernels(model_config, mesh, choice, block, cache_dtype):
-    """Whether Pallas kernels decode, by rollout.kernels ('auto', 'on' or 'off'); BadInput when 'on' cannot work."""
+    """Whether Pallas kernels decode. choice: rollout.kernels.
+
+    'on': they do; raises BadInput where they cannot. 'auto': where they can, and a chip has two cores. 'off': no.
+    """
     device, tensor = mesh.devices.flat[0], mesh.shape['tensor']
     hindered = {
         'a device that is neither a TPU nor a CPU': device.platform not in ('tpu', 'cpu'),
@@ -108,7 +114,7 @@ def _decodes_in_kernels(model_config, mesh, choice, block, cache_dtype):
 
 
 def _cuts_heads(model_config, mesh):
-    """Whether the tensor axis cuts the heads of keys and values."""
+    """Whether heads of keys and values are cut over the tensor axis, as they are where it divides their number."""
     return model_config.kv_heads % mesh.shape['tensor'] == 0
 
 
@@ -140,7 +146,10 @@ class SamplerSpec:
 
     @property
     def attend_by(self) -> str:
-        """attention.Rule.by in prefills: kernels on TPUs, unless the mesh cuts a head."""
+        """attention.Rule.by in prefills: 'splash' or 'xla'.
+
+        Splash needs rollout.kernels 'on', or 'auto' on TPUs, and a mesh that cuts no head of keys.
+        """
         on_tpu = self.mesh.devices.flat[0].platform == 'tpu'
         in_kernels = {'on': True, 'auto': on_tpu, 'off': False}[self.sampling.kernels]
         return 'splash' if in_kernels and _cuts_heads(self.model_config, self.mesh) else 'xla'
@@ -208,7 +217,10 @@ class SamplerSpec:
         return shardings(self) if shardings else jax.tree.map(self.sharding, results)
 
     def sharding(self, array: Any) -> NamedSharding:
-        """The NamedSharding of an array: chunks are cut by rows and, if it divides them, by heads; others by rows."""
+        """The NamedSharding of an array: by rows, and a chunk also by heads, if the tensor axis divides them.
+
+        An array of five axes or more is a chunk; a scalar is not cut.
+        """
         if len(array.shape) >= 5:  # a chunk
             heads = 4 if self.cache_format.flat else 3
             cut = ('tensor',) if _cuts_heads(self.model_config, self.mesh) else ()
@@ -222,7 +234,7 @@ def _to_abstract(shapes, shardings):
 
 
 def _abstract_prompts(spec, key):
-    """Prompts of all rows; `first` comes from the host."""
+    """The abstract Prompts of a step; `first` is a host's array."""
     rows, (p, q) = specs.over_rows(spec.mesh), (spec.shapes.prompts, spec.shapes.queries)
     abstract_type: Any = Prompts  # with abstract arrays in the places of arrays
     return abstract_type(
@@ -234,18 +246,19 @@ def _abstract_prompts(spec, key):
 
 
 def _abstract_tables(spec, key):
-    """Automata, which every device has."""
+    """The abstract automata, which every device has."""
     automata = stops.abstract_automata(spec.sampling, spec.model_config.vocab_size)
     return _to_abstract(automata, dict.fromkeys(automata, specs.replicated(spec.mesh)))
 
 
 def _abstract_chunk(spec, key):
-    """The prompt cache in a key's sizes, or its one chunk."""
+    """The abstract prompt cache in a key's sizes, if the key has prompts; else the key's abstract chunk."""
     cache = spec.abstract_batch(key).cache
     return cache.prompt if key.prompts else cache.chunks[0]
 
 
 def _abstract_rows(spec, shape):
+    """An abstract i32 array that is cut by rows."""
     return compiled.abstract(shape, jnp.int32, specs.over_rows(spec.mesh))
 
 
@@ -407,7 +420,7 @@ def _gather_rows(spec, key, chunk, order):
 
 
 def _finish(spec, key, rollout_state):
-    """The Rollout."""
+    """The Rollout of a RolloutState."""
     return state.finish(rollout_state, spec.sampling.pad_token)
 
 
@@ -516,7 +529,7 @@ class SamplerPrograms:
         return self._call(schedule.WEIGHTS, params)
 
     def inspect(self, weights: Any, params: Any) -> lora.Inspection | None:
-        """Says what became of adapters in the sampler's weights; None where the policy has none."""
+        """The lora.Inspection of the sampler's weights, made of params; None where the policy has no adapters."""
         if not self.spec.sampling.lora.rank:
             return None
         return self._call(schedule.INSPECT, weights['layers'], params['layers'])
@@ -563,7 +576,7 @@ class SamplerPrograms:
         return batch.replace(cache=batch.cache.replace(chunks=(*batch.cache.chunks, chunk)))
 
     def shrink(self, batch: state.DecodeBatch, size: BatchSize, smaller: BatchSize) -> state.DecodeBatch:
-        """The batch in the smaller size, live rows first, each with its own copy of its prompt."""
+        """The batch in the smaller size, live rows first, each with a copy of its prompt; deletes the batch's cache."""
         choose, *gathers = self.spec.schedule.shrink_keys(size, smaller)
         bare, order = self._call(choose, _without_chunks(batch))
         gathered = []
@@ -573,11 +586,14 @@ class SamplerPrograms:
         return bare.replace(cache=bare.cache.replace(prompt=gathered[0], chunks=tuple(gathered[1:])))
 
     def finish(self, rollout_state: state.RolloutState) -> Any:
-        """The Rollout."""
+        """The Rollout of a RolloutState."""
         return self._call(schedule.FINISH, rollout_state)
 
     def ended_rows(self, rollout_state: state.RolloutState) -> tuple[np.ndarray, ...]:
-        """(row numbers, tokens, count, ended, truncated) of the rows that this process owns, on the host."""
+        """(row numbers, tokens [R, C], count, ended, truncated) of the R rows that this process owns, as host arrays.
+
+        count: a row's tokens so far. ended: whether it has met a stop or its limit. truncated: whether it met no stop.
+        """
 
         def read_own(array):
             # rows may lie on several devices, and processes, along the tensor axis; one of them owns a row

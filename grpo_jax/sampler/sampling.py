@@ -44,10 +44,11 @@ class Sampling(NamedTuple):
 
     @classmethod
     def from_config(cls, section: Any, *, dtype: str, corrected: bool, lora: LoraOptions = OFF) -> 'Sampling':
-        """Reads config.rollout; `for_tokenizer` adds the tokens. BadInput for options that cannot work.
+        """Reads config.rollout as a Sampling without ids of tokens, which `for_tokenizer` adds.
 
-        dtype: in which the model computes. corrected: the algorithm corrects for logprobs of the sampler that differ
-        from the learner's. lora: which adapters the parameters have.
+        dtype: in which the model computes. corrected: whether the algorithm corrects for logprobs of the sampler that
+        differ from the learner's. lora: which adapters the parameters have. Raises BadInput for a missing key, a value
+        out of its range, options that cannot work together, and a biased distribution that is not accepted.
         """
         values: dict[str, Any] = ranges.read_section(cls, section, 'rollout')
         values['stop_strings'] = tuple(values['stop_strings'])
@@ -71,7 +72,10 @@ class Sampling(NamedTuple):
         )
 
     def for_tokenizer(self, tokenizer: Any, stop_tokens: tuple[int, ...], pad_token: int) -> 'Sampling':
-        """The Sampling with a tokenizer's ids; without a tokenizer bytes stand for ids, as no shape depends on them."""
+        """Returns the Sampling with stop_tokens, pad_token and the tokenizer's ids of thinking_text.
+
+        tokenizer None: the bytes of the text stand for its ids, since no shape depends on them.
+        """
         end = ()
         if self.thinking_tokens and tokenizer is None:
             end = self.thinking_text.encode()
@@ -81,7 +85,7 @@ class Sampling(NamedTuple):
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens are drawn from another distribution than softmax(logits / temperature)."""
+        """Whether top_p, top_k, min_p, repetition_penalty or min_tokens change softmax(logits / temperature)."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1 or self.min_tokens > 0
 
     @property
@@ -92,7 +96,7 @@ class Sampling(NamedTuple):
 
 
 class RolloutOptions(NamedTuple):
-    """The keys of config.rollout: those of Sampling, and those that stand for something else there."""
+    """The keys of config.rollout: those of Sampling, and those that Sampling has in another form or not at all."""
 
     group_size: Count = 8  # G, completions of a prompt
     sampling: Flat[Sampling] = Sampling()

@@ -75,7 +75,7 @@ class Schedule(NamedTuple):
     def fresh_batch(self) -> BatchSize:
         """The batch that new prompts begin in, with one chunk: as many prompts as fit, a divisor of all prompts.
 
-        BadInput when the budget does not hold one group, or not one row at full length.
+        Raises BadInput when the budget does not hold one group in one chunk, or one row at full length.
         """
         fitting = [n for n in range(1, self.prompts + 1) if self.prompts % n == 0 and self.fits(n, n * self.group, 1)]
         if not fitting or not self.fits(1, 1, len(self.chunks)):
@@ -151,9 +151,10 @@ def make_schedule(
 ) -> Schedule:
     """Makes the Schedule of a shard with these sizes (prompts, group size, max tokens).
 
-    A batch may shrink to half its rows `halvings` times, or more often where a cache of full length would not fit the
-    budget. If all rows fit at full length, there is one chunk. Else columns grow by doubling, and the first chunk has
-    two blocks (of `block` columns), since XLA copies a chunk of one block. Other arguments: see Schedule.
+    A batch may shrink to half its rows `halvings` times, or more often until a cache of full length fits the budget; a
+    rollout of at most two segments shrinks for the budget alone. If all rows fit at full length, there is one chunk.
+    Else columns grow by doubling, and the first chunk has two blocks (of `block` columns), since XLA copies a chunk of
+    one block. Other arguments: see Schedule.
     """
     prompts, group, max_tokens = sizes
     columns, total = -(-max_tokens // block) * block, prompts * group

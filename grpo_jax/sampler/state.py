@@ -36,7 +36,7 @@ class CacheFormat(NamedTuple):
     by_layer: bool = False  # each layer has arrays of its own, and so have its weights
 
     def empty(self, model_config: Any, rows: int, columns: int) -> kv_cache.AnyChunk:
-        """An empty chunk."""
+        """A chunk of zeros, with at least so many columns."""
         return kv_cache.empty_chunk(model_config, rows, columns, **self._asdict())
 
     def empty_prompts(self, model_config: Any, prompts: int, queries: int) -> kv_cache.AnyChunk:
@@ -157,9 +157,9 @@ def open_batch(
     sizes: tuple[int, int],
     attend_by: str = 'xla',
 ) -> DecodeBatch:
-    """The DecodeBatch of the `index`-th prompts with all rows of their groups; none of these rows has begun.
+    """The DecodeBatch of new rows: of all groups of n prompts, from prompt number index * n on.
 
-    sizes are the number of prompts and the columns of the first chunk; attend_by is attention.Rule.by in the prefill.
+    sizes are n and the columns of the first chunk; attend_by is attention.Rule.by in the prefill.
     """
     prompts, columns = sizes
 
@@ -293,7 +293,7 @@ def prompt_columns(queries: int, block: int) -> int:
 
 
 def _prompt_block(queries, block):
-    """Columns in a block of prompts: four times `block`, since a prompt is full at once, or as many as one fills."""
+    """Columns in a block of the prompt cache: 4 * block, or fewer where a smaller block holds a whole prompt."""
     return min(4 * block, max(-(-(queries - 1) // 8), 1) * 8)
 
 
@@ -321,9 +321,10 @@ def _read_rows(cache, state, rows, live, model_config, options):
 
 
 def _prefill(params, tokens_RT, mask_RT, model_config, chunks, widths, attend_by):
-    """Fills chunks with keys and values of the tokens, cut into consecutive pieces of these widths, one for each chunk.
+    """Returns the chunks, filled with keys and values of the tokens; the first chunk gets the prompts.
 
-    The first piece has prompts.
+    widths: of the consecutive pieces into which the tokens are cut, one for each chunk. A piece fills a chunk's last
+    columns.
     """
     rows, columns = tokens_RT.shape
     if columns == 0:
@@ -340,7 +341,7 @@ def _prefill(params, tokens_RT, mask_RT, model_config, chunks, widths, attend_by
 
         tokens, positions, visible = slice_rows(tokens_RT), slice_rows(positions_RT), slice_rows(mask_RT)
         if attend_by == 'splash':
-            visible = _make_splash_mask(visible, positions, widths[0])
+            visible = _mask_for_splash(visible, positions, widths[0])
         # [L, at_once, K, T, H]
         k, v = transformer.prefill(params, tokens, positions, visible, model_config, attend_by=attend_by)
         filled, column = [], 0
@@ -354,11 +355,15 @@ def _prefill(params, tokens_RT, mask_RT, model_config, chunks, widths, attend_by
         return jax.lax.fori_loop(0, rows // at_once, fill, chunks)
 
 
-def _make_splash_mask(mask, positions, queries):
-    """The mask [R, T] as splash takes it: valid columns end with the `queries` of the prompt and go on after a gap."""
+def _mask_for_splash(mask, positions, prompt_end):
+    """Returns the mask bool[R, T] in a form that splash takes: the mask itself if T is prompt_end, else a PackedMask.
+
+    Splash needs the valid columns of a row side by side. A prompt's columns are: they end at column prompt_end. A row's
+    own tokens begin after some padding, so the PackedMask makes them a completion of that prompt. positions: i32[R, T].
+    """
     columns = mask.shape[1]
-    if columns == queries:
+    if columns == prompt_end:
         return mask
-    length = jnp.sum(mask[:, :queries], -1, keepdims=True, dtype=jnp.int32)
-    part = jnp.where(mask, (jnp.arange(columns) >= queries).astype(jnp.int32), -1)
-    return attention.PackedMask(part, positions, queries - length, length, columns, queries, columns - queries)
+    length = jnp.sum(mask[:, :prompt_end], -1, keepdims=True, dtype=jnp.int32)
+    part = jnp.where(mask, (jnp.arange(columns) >= prompt_end).astype(jnp.int32), -1)
+    return attention.PackedMask(part, positions, prompt_end - length, length, columns, prompt_end, columns - prompt_end)

@@ -69,14 +69,15 @@ def transition_table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> In
     strings are not empty; token_bytes has the bytes of each token (see bytes_of_tokens).
     """
     needles, prefixes = [string.encode() for string in strings], _prefixes(strings)
-    number = {prefix: i for i, prefix in enumerate(prefixes)}
+    state_of = {prefix: i for i, prefix in enumerate(prefixes)}
     met = len(prefixes)
     next_state = np.full((met + 1, 256), met, np.int32)
-    for prefix, state in number.items():
+    for prefix, state in state_of.items():
         for byte in range(256):
             text = prefix + bytes([byte])
             if not any(text.endswith(needle) for needle in needles):
-                next_state[state, byte] = next(number[text[i:]] for i in range(len(text) + 1) if text[i:] in number)
+                ends = (text[i:] for i in range(len(text) + 1))
+                next_state[state, byte] = next(state_of[end] for end in ends if end in state_of)
     lengths = np.array([len(text) for text in token_bytes])
     result = np.repeat(np.arange(met + 1, dtype=np.int32)[:, None], len(token_bytes), 1)
     for position in range(lengths.max(initial=0)):
@@ -91,7 +92,7 @@ def count_states(strings: Sequence[str]) -> int:
 
 
 def _prefixes(strings):
-    """The beginnings of stop strings, without the last byte of any, the shortest first."""
+    """The beginnings of stop strings in bytes, from none to all but the last byte, the shortest first."""
     prefixes = {needle[:n] for needle in (string.encode() for string in strings) for n in range(len(needle))}
     return sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
 

@@ -57,7 +57,7 @@ class Executable:
 
     @functools.cached_property
     def traced(self):
-        """The jax.stages.Traced."""
+        """The jax.stages.Traced of the function, which is traced at the first access."""
         return self._trace()
 
     @property
@@ -91,7 +91,7 @@ class Executable:
 
     @property
     def memory(self):
-        """The compiler's memory_analysis(), in bytes on one device."""
+        """The compiler's memory_analysis() of the compiled program, in bytes on one device."""
         return self._function.memory_analysis()
 
 
@@ -202,7 +202,10 @@ def make_executable(
 
 
 def options_on(mesh: Mesh) -> dict[str, Any]:
-    """Compiler options for the learner's executables on a mesh; on CPUs, those options above that this XLA accepts."""
+    """Compiler options for the learner's executables on a mesh. On CPUs, those of ON_CPU that this XLA accepts.
+
+    Without a compilation cache, also those of UNCACHED.
+    """
     device = mesh.devices.flat[0]
     if device.platform != 'cpu':
         return repeatable_on(device)

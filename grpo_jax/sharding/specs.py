@@ -13,7 +13,7 @@ HOST = 'pinned_host'  # jax's memory kind for host memory that devices read dire
 
 
 def params(table: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """Training shardings for the parameters in a table. Raises BadInput where an axis does not divide a shape."""
+    """The tree of training shardings for a parameter table. Raises BadInput where an axis does not divide a shape."""
 
     def leaf(path, param):
         for size, axis in zip(param.shape, param.axes, strict=True):
@@ -30,7 +30,7 @@ def params(table: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def sampler_params(table: Any, mesh: Mesh) -> Any:
-    """The training shardings without axis fsdp, since decoding must not gather weights at every step."""
+    """The tree of training shardings without axis fsdp, since decoding must not gather weights at every step."""
 
     def leaf(path, param):
         return NamedSharding(mesh, PartitionSpec(*(axis if axis == 'tensor' else None for axis in param.axes)))

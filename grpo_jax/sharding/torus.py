@@ -21,7 +21,7 @@ class Axis(NamedTuple):
     platform: str  # of the devices: tpu, gpu, cpu
 
     def gather(self, x: Shaped[Array, '...'], dimension: int) -> Shaped[Array, '...']:
-        """x of all devices on the axis, side by side along a dimension."""
+        """The values of x on all devices of the axis, side by side along a dimension."""
         for groups in self.stages if len(self.stages) > 2 else [None]:  # XLA for TPUs gathers over two sides at once
             x = jax.lax.all_gather(x, self.name, axis=dimension, axis_index_groups=groups, tiled=True)
         return x
@@ -65,30 +65,30 @@ def make_axis(mesh: jax.sharding.Mesh, name: str) -> Axis:
     """
     axis_last = np.moveaxis(mesh.devices, mesh.axis_names.index(name), -1)
     devices = axis_last.reshape(-1, axis_last.shape[-1])[0]
-    places = [(*getattr(device, 'coords', ()), getattr(device, 'core_on_chip', 0)) for device in devices]
-    return Axis(name, make_stages(places), devices[0].platform)
+    coordinates = [(*getattr(device, 'coords', ()), getattr(device, 'core_on_chip', 0)) for device in devices]
+    return Axis(name, make_stages(coordinates), devices[0].platform)
 
 
-def make_stages(places: Sequence[tuple[int, ...]]) -> list[Groups]:
+def make_stages(coordinates: Sequence[tuple[int, ...]]) -> list[Groups]:
     """Axis.stages for chips at these torus coordinates, in the order of the axis.
 
-    Chips that do not form a grid of lines along the torus make one stage with one group.
+    Chips that do not form a grid of lines along the torus make one stage with one group; a single chip makes none.
     """
-    count = len(places)
-    # the largest blocks of successive places that are lines along one side, the same for all blocks
+    count = len(coordinates)
+    # the largest blocks of successive chips that are lines along one side, the same for all blocks
     for size in (n for n in range(count, 1, -1) if count % n == 0):
-        blocks = [places[i : i + size] for i in range(0, count, size)]
+        blocks = [coordinates[i : i + size] for i in range(0, count, size)]
         varied = {i for block in blocks for i, values in enumerate(zip(*block, strict=True)) if len(set(values)) > 1}
         if len(varied) == 1:
             break
     else:
         return [[list(range(count))]] * (count > 1)
     side = varied.pop()
-    # for each block: coordinate on that side -> place
-    at = [{place[side]: b * size + i for i, place in enumerate(block)} for b, block in enumerate(blocks)]
-    if any(set(block) != set(at[0]) or len(block) < size for block in at):
+    # for each block: coordinate on that side -> place on the axis
+    place_at = [{chip[side]: b * size + i for i, chip in enumerate(block)} for b, block in enumerate(blocks)]
+    if any(set(block) != set(place_at[0]) or len(block) < size for block in place_at):
         return [[list(range(count))]]
     # the other sides: stages over the blocks, which hold for the blocks' places at each coordinate
     across = make_stages([block[0][:side] + block[0][side + 1 :] for block in blocks])
-    outer = [[[at[b][place] for b in group] for group in groups for place in sorted(at[0])] for groups in across]
+    outer = [[[place_at[b][x] for b in group] for group in groups for x in sorted(place_at[0])] for groups in across]
     return [[list(range(i, i + size)) for i in range(0, count, size)], *outer]

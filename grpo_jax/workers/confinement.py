@@ -1,6 +1,6 @@
 """Confines a process: namespaces, a root of its own, Landlock, a filter of system calls, resource limits.
 
-jail.py calls these functions. Each returns whether the machine has the layer; none needs privileges.
+jail.py calls these functions. For a layer that the machine lacks they return False or None; none needs privileges.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ def libraries() -> list[str]:
 def enter_own_root(folder: str) -> bool:
     """Replaces the root by a read-only file system that has only the libraries, /dev/null and an empty `folder`.
 
-    Only this process and its children see it. False where the kernel refuses.
+    Only this process and its children see it. False where the kernel refuses; OSError where it refuses to undo a part.
     """
     if not hasattr(libc, 'mount') or libc.unshare(NEW_MOUNT) or libc.mount(None, b'/', None, PRIVATE, None):
         return False
@@ -140,9 +140,9 @@ def landlock_version() -> int:
 
 
 def landlock_rules(folder: str) -> int | None:
-    """File descriptor of Landlock rules: anything but execution in the folder, reading in libraries; else nothing.
+    """File descriptor of Landlock rules that allow all but execution in `folder`, reading in libraries, and /dev/null.
 
-    The rules govern all that the kernel's version of Landlock (1 to 6) can govern. None without Landlock.
+    They forbid the rest of what the kernel's version of Landlock (1 to 6) can govern. None without Landlock.
     """
     version = min(landlock_version(), max(RIGHTS))
     if not version:
@@ -161,7 +161,7 @@ def landlock_rules(folder: str) -> int | None:
 def call_filter(files: bool, threads: bool) -> bytes | None:
     """The filter of system calls, as a BPF program; None where the kernel has no filters.
 
-    files: whether files may be opened for writing, since another layer limits which files; threads: whether threads may
+    files: whether files may be opened for writing, since another layer limits which files. threads: whether threads may
     start.
     """
     if not _has_filters():
@@ -210,7 +210,7 @@ def _has_filters():
 
 
 def _numbers(table, column):
-    """Name -> number of the system calls in a table like CALLS; column: of this machine."""
+    """{name: number} of the system calls in a table like CALLS; column: 1 or 2, this machine's in MACHINES."""
     rows = [row.split() for row in table.split(',')]
     return {row[0]: int(row[column]) for row in rows if row[column] != '-'}
 
@@ -220,10 +220,10 @@ def _assemble(rows):
     return b''.join(struct.pack('HBBI', *row) for row in rows)
 
 
-def _filter_pointer(calls):
+def _filter_pointer(filter_program):
     """(the filter as the kernel takes it, the buffer that it points to, which must outlive it)."""
-    text = ctypes.create_string_buffer(calls, len(calls))
-    return struct.pack('HP', len(calls) // 8, ctypes.addressof(text)), text
+    text = ctypes.create_string_buffer(filter_program, len(filter_program))
+    return struct.pack('HP', len(filter_program) // 8, ctypes.addressof(text)), text
 
 
 def listen_for_threads() -> int | None:
@@ -235,8 +235,8 @@ def listen_for_threads() -> int | None:
         return None
     column, _, seccomp = MACHINES[platform.machine()]
     number = _numbers(JUDGED_CALLS, column)['clone']
-    calls = [(0x20, 0, 0, 0), (0x15, 0, 3, number), (0x20, 0, 0, 16), (0x45, 0, 1, CLONE_THREAD), (0x06, 0, 0, ASK)]
-    pointer, _text = _filter_pointer(_assemble([*calls, (0x06, 0, 0, ALLOW)]))
+    rows = [(0x20, 0, 0, 0), (0x15, 0, 3, number), (0x20, 0, 0, 16), (0x45, 0, 1, CLONE_THREAD), (0x06, 0, 0, ASK)]
+    pointer, _text = _filter_pointer(_assemble([*rows, (0x06, 0, 0, ALLOW)]))
     listener = libc.syscall(seccomp, 1, 8, pointer)
     return None if listener < 0 else listener
 
@@ -252,14 +252,14 @@ def answer_thread(listener: int, allowed: bool):
         fcntl.ioctl(listener, send, struct.pack(structure, number, 0, error, flag))
 
 
-def confine(memory: int, seconds: int, rules: int | None, calls: bytes | None):
+def confine(memory: int, seconds: int, rules: int | None, filter_program: bytes | None):
     """Limits this process for good.
 
-    memory: bytes of address space; seconds: of CPU; rules: from landlock_rules; calls: from call_filter. Raises OSError
-    when the kernel refuses rules or filter.
+    memory: bytes of address space; seconds: of CPU; rules: from landlock_rules; filter_program: from call_filter.
+    Raises OSError when the kernel refuses rules or filter.
     """
     limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: FILE_MIB * 2**20, resource.RLIMIT_CORE: 0}
-    if calls is None:
+    if filter_program is None:
         limits[resource.RLIMIT_NPROC] = 0  # no further process; root may all the same
     if sys.platform == 'linux':
         limits[resource.RLIMIT_AS] = memory  # macOS refuses it
@@ -269,7 +269,7 @@ def confine(memory: int, seconds: int, rules: int | None, calls: bytes | None):
         if libc.syscall(RESTRICT_SELF, rules, 0):
             raise OSError(ctypes.get_errno(), 'Landlock refused')
         os.close(rules)
-    if calls is not None:
-        pointer, _text = _filter_pointer(calls)
+    if filter_program is not None:
+        pointer, _text = _filter_pointer(filter_program)
         if libc.prctl(SECCOMP, 2, pointer, 0, 0):
             raise OSError(ctypes.get_errno(), 'seccomp refused')

@@ -36,7 +36,7 @@ TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes,
 
 
 def encode(value: Any, remember: Callable) -> Any:
-    """A value in JSON's types: plain data is copied without its subclass; another object becomes remember(value)."""
+    """A value in JSON's types: plain data without its subclass; another object becomes {'object': remember(value)}."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
@@ -68,10 +68,10 @@ def decode(value: Any, find: Callable) -> Any:
     return complex(*content) if kind == 'complex' else TYPES[kind](content)
 
 
-def run_program(requests: int, replies: int, rules: int | None, calls: bytes | None):
+def run_program(requests: int, replies: int, rules: int | None, filter_program: bytes | None):
     """The program's process: runs the program, then serves the judge's requests about the program's objects.
 
-    requests, replies: file descriptors of pipes; rules, calls: as in confinement.confine.
+    requests, replies: file descriptors of pipes; rules, filter_program: as in confinement.confine.
     """
     _shut(requests, replies, rules)
     with os.fdopen(requests, 'rb') as lines, os.fdopen(replies, 'w') as answers:
@@ -79,7 +79,7 @@ def run_program(requests: int, replies: int, rules: int | None, calls: bytes | N
         if not line:  # the judge had no job
             return
         job = json.loads(line)
-        confinement.confine(job['memory'], job['seconds'], rules, calls)
+        confinement.confine(job['memory'], job['seconds'], rules, filter_program)
         program = sys.modules['program'] = types.ModuleType('program')
         exec(compile(job['program'], 'program.py', 'exec'), vars(program))
         objects = [program]
@@ -118,10 +118,10 @@ class Remote:
         return iter(self._ask('items', self))
 
 
-def run_judge(requests: int, replies: int, verdict: int, rules: int | None, calls: bytes | None):
+def run_judge(requests: int, replies: int, verdict: int, rules: int | None, filter_program: bytes | None):
     """The judge's process: reads a job, and writes 1 or 0 for each test; an alarm ends it at the deadline.
 
-    requests, replies, verdict: file descriptors of pipes; rules, calls: as in confinement.confine.
+    requests, replies, verdict: file descriptors of pipes; rules, filter_program: as in confinement.confine.
     """
     line = sys.stdin.buffer.readline()
     if not line:
@@ -132,7 +132,7 @@ def run_judge(requests: int, replies: int, verdict: int, rules: int | None, call
     # the program does not know the tests, so it cannot foresee the judge's random numbers
     random.seed(json.dumps([job['tests'], job['setup']]))
     seconds = math.ceil(job['timeout']) + 1
-    confinement.confine(job['memory'], seconds, rules, calls)
+    confinement.confine(job['memory'], seconds, rules, filter_program)
     with os.fdopen(requests, 'w') as requested, os.fdopen(replies) as answers:
 
         def send(value):
@@ -203,15 +203,15 @@ def empty(folder: str):
             os.rmdir(path)
 
 
-def run_job(folder: str, rules: int | None, calls: bytes | None, listener: int | None, alone: bool) -> bool:
+def run_job(folder: str, rules: int | None, filter_program: bytes | None, listener: int | None, alone: bool) -> bool:
     """Runs the next job, then kills its processes and deletes its files; False when there are no more jobs.
 
-    rules, calls: as in confinement.confine; listener: of confinement.listen_for_threads; alone: whether this process
-    has its own namespace of processes, in which it may kill all others.
+    rules, filter_program: as in confinement.confine; listener: of confinement.listen_for_threads; alone: whether this
+    process has its own namespace of processes, in which it may kill all others.
     """
     requests, replies, verdict = os.pipe(), os.pipe(), os.pipe()
-    program = _start(run_program, requests[0], replies[1], rules, calls)
-    judge = _start(run_judge, requests[1], replies[0], verdict[1], rules, calls)
+    program = _start(run_program, requests[0], replies[1], rules, filter_program)
+    judge = _start(run_judge, requests[1], replies[0], verdict[1], rules, filter_program)
     for fd in (*requests, *replies, verdict[1]):
         os.close(fd)
     passed = _read_verdict(verdict[0], listener)
@@ -229,7 +229,7 @@ def run_job(folder: str, rules: int | None, calls: bytes | None, listener: int |
 
 
 def _read_verdict(verdict, listener):
-    """The text that the judge writes until it ends; meanwhile allows up to THREADS threads of program and judge."""
+    """The marks, 1 or 0, that the judge writes until it ends; program and judge may meanwhile start THREADS threads."""
     marks, threads, sources = b'', 0, [verdict] if listener is None else [verdict, listener]
     with os.fdopen(verdict, 'rb', 0) as pipe:
         while True:
@@ -265,20 +265,20 @@ def serve(folder: str, alone: bool):
     resource.setrlimit(resource.RLIMIT_NOFILE, (confinement.OPEN_FILES, confinement.OPEN_FILES))
     rules = confinement.landlock_rules(folder)
     listener = confinement.listen_for_threads()
-    calls = confinement.call_filter(files=rooted or rules is not None, threads=listener is not None)
+    filter_program = confinement.call_filter(files=rooted or rules is not None, threads=listener is not None)
     layers = {
         'limits': True,
         'namespaces': alone,
         'own root': rooted,
         'own file system': mounted,
         'landlock': rules is not None,
-        'system calls': calls is not None,
+        'system calls': filter_program is not None,
     }
     _answer([name for name, active in layers.items() if active])
     for name in PRELOADED:
         importlib.import_module(name)
     exec('')  # the compiler's first use makes its types
-    while run_job(folder, rules, calls, listener, alone):
+    while run_job(folder, rules, filter_program, listener, alone):
         pass
 
 

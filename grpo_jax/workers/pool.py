@@ -52,8 +52,8 @@ class Pool:
     def call(self, function: Callable, *args) -> Any:
         """Calls function(*args) in a worker; returns the result, or raises the function's exception.
 
-        Raises Expired at the deadline and Died when the worker ends. The function must be importable; arguments and
-        result are pickled.
+        Raises Expired at the deadline, and Died when the worker ends or its memory does not suffice. The function must
+        be importable; arguments and result are pickled.
         """
         worker = self._idle.get()
         try:
@@ -114,7 +114,7 @@ class Pool:
 
 
 class _Worker:
-    """One process, and the pipe to it."""
+    """A worker process, which starts when this object is made, and the pipe to it."""
 
     def __init__(self, deadline, memory):
         self._pipe, child_end = connection.Pipe()
@@ -181,14 +181,14 @@ def serve(pipe: float, deadline: float, memory: float):
     # when the parent is killed, the pipe closes; the worker then ends silently
     with contextlib.suppress(EOFError, ConnectionError), connection.Connection(int(pipe)) as conversation:
         while True:
-            function, args, answers = conversation.recv()
+            function, args, wants_result = conversation.recv()
             # if the parent is killed during a call, only this limit ends the call
             used = resource.getrusage(resource.RUSAGE_SELF)
-            most = math.ceil(used.ru_utime + used.ru_stime + (deadline if answers else STARTING)) + 1
+            most = math.ceil(used.ru_utime + used.ru_stime + (deadline if wants_result else STARTING)) + 1
             resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
             try:
                 result = function(*args)
-                conversation.send_bytes(reduction.ForkingPickler.dumps(('result', result if answers else None)))
+                conversation.send_bytes(reduction.ForkingPickler.dumps(('result', result if wants_result else None)))
             except Exception as error:
                 conversation.send(('raised', _make_sendable(error)))
 

@@ -59,7 +59,7 @@ class Sandbox:
         timeout: float,
         memory_mib: int,
     ) -> list[bool]:
-        """For each test, whether it passed; raises Expired after `timeout` seconds and Died if the jail ended.
+        """For each test, whether it passed; raises Expired after `timeout` seconds, and Died if jail or judge ended.
 
         program: a source. tests: sources, run in turn in one namespace that the program cannot reach; a test passes
         unless it raises. names: name in that namespace -> name of the program's object; setup: a source that runs in
@@ -116,7 +116,7 @@ class Sandbox:
 
 
 def _start():
-    """Starts a jail and reads its layers; warns when one in NEEDED is missing."""
+    """Starts a Jail and returns it; warns when it lacks a layer in NEEDED, and raises Died when it does not answer."""
     folder = tempfile.mkdtemp(prefix='grpo_jax-')
     command = [sys.executable, '-s', '-S', '-P', '-B', '-Xutf8', '-c', SCRIPT, folder]
     # sets have the same order in every run; the interpreter may need the library path to start
@@ -139,7 +139,7 @@ def _start():
 
 
 def _read_answer(process, seconds):
-    """The jail's next line, parsed as JSON; raises Died when none comes within `seconds`."""
+    """The jail's next line, parsed as JSON; raises Died when none comes within `seconds`, or the jail ends."""
     if not connection.wait([process.stdout], seconds):
         raise Died(f'the sandbox said nothing for {seconds} s')
     line = process.stdout.readline()

@@ -154,7 +154,7 @@ def test_limit_that_leaves_no_prompt_is_refused(tokenizer):
     'changes, message',
     [
         ({'name': 'nonsense'}, r"^data.name = 'nonsense': no such file in grpo_jax/data"),
-        ({'name': 'jsonl'}, r"^data.name = 'jsonl': no such file in grpo_jax/data; add one with examples"),
+        ({'name': 'jsonl'}, r"^data.name = 'jsonl': has no examples\(split, .*or name a data set"),
         ({'name': 'nonsense.py'}, r"^data.name = 'nonsense.py': no such file; add one with examples"),
         ({'options': {'digitz': 2}}, r'^data.options = .*digitz'),
         ({'chat': True}, r'^data.chat = True: .* has no chat template'),

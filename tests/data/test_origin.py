@@ -103,7 +103,7 @@ def test_what_a_run_began_with_is_read_again_whatever_came_since(gsm8k_hub, tmp_
     local = data.locate(asked).origins
     assert local[0].folder == str(tmp_path) and data.locate(asked, local).origins == local
     (tmp_path / 'gsm8k_train.jsonl').unlink()
-    with pytest.raises(BadInput, match='held the data that the run began with; bring them back'):
+    with pytest.raises(BadInput, match='has lost the data that the run began with; bring them back'):
         data.locate(asked, local)
     with pytest.raises(BadInput, match=f'the run began with its commit {"c" * 40}, but .*--revision {"c" * 40}`'):
         data.locate(asked, [data.Origin('openai/gsm8k', '', 'c' * 40, '')])
@@ -125,7 +125,7 @@ def test_sources_of_a_mixture_have_ids_of_their_own(gsm8k_hub):
     assert {e.meta['source'] for e in read(located)} == {'gsm8k', 'svamp', 'tinystories'}
     began = [located.origins[0]._replace(commit=NEW), *located.origins[1:]]
     assert data.locate(options('mixture', '', sources=sources), began).origins == tuple(began)
-    with pytest.raises(BadInput, match=r'data.path .*: sources of a mixture have path and revision of their own'):
+    with pytest.raises(BadInput, match=r'data.path, data.revision = .*: each source of a mixture has its own; leave'):
         data.locate(options('mixture', 'openai/gsm8k', sources=sources))
 
 

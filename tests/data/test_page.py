@@ -57,7 +57,7 @@ def test_a_changed_file_is_read_again_and_one_without_examples_is_refused(files)
         os.utime(path, ns=(count, count))
         assert [e.id for e in data.examples('mine.py', {}, 'train')] == [*range(count)]
     path.write_text('')
-    with pytest.raises(BadInput, match=r'no such file; add one with examples\(split'):
+    with pytest.raises(BadInput, match=r"^data.name = 'mine.py': has no examples\(split, .*; add this function"):
         data.examples('mine.py', {}, 'train')
 
 

@@ -1,6 +1,7 @@
 """The same numbers on every mesh of 8 fake devices, with weights and moments really cut up."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import jax
@@ -237,7 +238,14 @@ def test_microbatches_that_do_not_divide_over_the_mesh_are_refused(model):
 @pytest.mark.parametrize('minibatches, microbatches', [(3, 1), (16, 1), (1, 3), (8, 4)])
 def test_cuts_that_do_not_divide_the_batch_are_refused(model, minibatches, microbatches):
     # 16 minibatches would halve groups
-    with pytest.raises(BadInput, match=r'^learner.minibatches x microbatches = .* does not cut 8 prompts of 2'):
+    if microbatches == 1:  # rows are packed
+        message = f'learner.minibatches = {minibatches}: must divide the 8 prompts of a step; choose another number'
+    else:
+        message = (
+            f'learner.minibatches, learner.microbatches = ({minibatches}, {microbatches}): minibatches must divide the '
+            '8 prompts of a step, and minibatches x microbatches its 16 completions; choose other numbers'
+        )
+    with pytest.raises(BadInput, match=f'^{re.escape(message)}$'):
         small_learner(model[0], make_mesh((1, 1, 1, 1)), minibatches=minibatches, microbatches=microbatches)
 
 

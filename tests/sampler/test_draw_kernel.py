@@ -34,7 +34,7 @@ def test_same_tokens_and_logprobs(vocabulary, tied, temperature, tensor):
     given_tokens = jnp.asarray([-1] * (rows - 2) + [0, vocabulary - 1], jnp.int32)
 
     def draw(hidden, head, keys, given_tokens):
-        assert decode.fits_kernel(head, PLAIN, keys)
+        assert decode.can_use_draw_kernel(head, PLAIN, keys)
         return draw_kernel.draw(hidden, head, keys, given_tokens, temperature)
 
     if tensor > 1:
@@ -67,6 +67,6 @@ def test_noise_is_jaxs():
 )
 def test_other_distributions_are_drawn_from_logits(changes):
     head, keys = {'embed': jnp.zeros((8, 4))}, jax.random.split(jax.random.key(0), 2)
-    assert decode.fits_kernel(head, PLAIN, keys)
-    assert not decode.fits_kernel(head, PLAIN._replace(**changes), keys)
-    assert not decode.fits_kernel(head, PLAIN, jax.random.split(jax.random.key(0, impl='rbg'), 2))
+    assert decode.can_use_draw_kernel(head, PLAIN, keys)
+    assert not decode.can_use_draw_kernel(head, PLAIN._replace(**changes), keys)
+    assert not decode.can_use_draw_kernel(head, PLAIN, jax.random.split(jax.random.key(0, impl='rbg'), 2))

@@ -522,7 +522,7 @@ def test_kernels_attend_over_the_gap_between_a_prompt_and_its_tokens(rule):
     )
     keys = jax.random.split(jax.random.key(0), 3)
     q, k, v = (jax.random.normal(key, (4, columns, heads, 16)) for key, heads in zip(keys, (4, 2, 2), strict=True))
-    apart = state._make_splash_mask(mask, transformer.positions_of(mask), queries)
+    apart = state._mask_for_splash(mask, transformer.positions_of(mask), queries)
     out = attend(q, k, v, apart, rule._replace(by='splash'))
     np.testing.assert_allclose(out[mask], attend(q, k, v, mask, rule)[mask], atol=1e-5)
 

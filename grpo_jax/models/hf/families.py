@@ -251,7 +251,7 @@ def check_config(hf: Any, path: str) -> None:
 
 
 def read_head_dim(hf: Any, path: str) -> int:
-    """The width of a head. Raises BadInput where it is odd, since rotary positions need pairs."""
+    """The width of a head. Raises BadInput unless it is an even whole number, since rotary positions need pairs."""
     size = getattr(hf, 'head_dim', None)
     if size is None:
         size, rest = divmod(hf.hidden_size, hf.num_attention_heads)
@@ -266,7 +266,8 @@ def read_head_dim(hf: Any, path: str) -> int:
 def read_windows(hf: Any, path: str, which: str) -> tuple[int, ...]:
     """Each layer's window in positions, 0 without one; () where no layer has one.
 
-    which: Family.windows. Raises BadInput for layer_types that the family does not have.
+    which: Family.windows. Raises BadInput for layer_types that the family does not have or that are not one for each
+    layer, and for a window that is no whole number above 0.
     """
     size, kinds = getattr(hf, 'sliding_window', None) if which else None, getattr(hf, 'layer_types', None)
     by_default = [LAYER_TYPES[size is not None]] * hf.num_hidden_layers
@@ -284,7 +285,7 @@ def read_windows(hf: Any, path: str, which: str) -> tuple[int, ...]:
 
 
 def read_rotary_dim(hf: Any, path: str) -> int:
-    """How many numbers of a head partial_rotary_factor rotates; 0: all. Raises BadInput for an odd part."""
+    """How many numbers of a head partial_rotary_factor rotates; 0: all. Raises BadInput unless the part is even."""
     parameters, size = getattr(hf, 'rope_parameters', None), read_head_dim(hf, path)
     factor = parameters.get('partial_rotary_factor') if isinstance(parameters, dict) else None
     if factor in (None, 1):

@@ -20,9 +20,10 @@ REMEDY = 'take it again from the published model'
 
 
 def check(folder: str | os.PathLike[str]) -> None:
-    """Raises BadInput for a file that is a link out of the folder, no plain file, or too large for its name.
+    """Raises BadInput for a folder that cannot be read, and for one with a link out of it or an unfit file.
 
-    Subfolders are skipped, except TEMPLATES.
+    Unfit is a file of a model that is no plain file or, weights aside, has more than LARGEST bytes. Subfolders are
+    skipped, except TEMPLATES.
     """
     try:
         names = sorted(os.listdir(folder))
@@ -49,7 +50,11 @@ def read_settings(folder: str | os.PathLike[str], name: str, remedy: str = REMED
 
 
 def check_tokenizer(folder: str | os.PathLike[str]) -> None:
-    """Raises BadInput for settings that make transformers read files elsewhere, or print control characters."""
+    """Raises BadInput for settings of the tokenizer that transformers must not read.
+
+    These are fast_tokenizer_files that is no list of files in the folder, and a setting whose name has control
+    characters, which transformers would print.
+    """
     config = read_settings(folder, 'tokenizer_config.json')
     versions = config.get('fast_tokenizer_files') or []
     if not isinstance(versions, list) or not all(isinstance(name, str) for name in versions):

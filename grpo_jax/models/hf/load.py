@@ -52,7 +52,7 @@ def find(path: str | os.PathLike[str]) -> str:
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
-    """Loads the folder's tokenizer. Raises BadInput without one, and for ids outside the model's vocabulary.
+    """Loads the folder's tokenizer. Raises BadInput without a readable one, and for ids outside the model's vocabulary.
 
     A bare sentencepiece model is refused: without tokenizer_config.json, transformers guesses its prefix wrong.
     """
@@ -85,7 +85,10 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
 
 
 def _drop_added_tokens(tokenizer, size):
-    """Removes added tokens with ids from `size` on, the model's vocabulary: image tokens in a text-only Gemma 3."""
+    """Removes added tokens with ids from `size` on, the model's vocabulary: image tokens in a text-only Gemma 3.
+
+    If one of them is the bos, eos, pad or unk token, nothing is removed.
+    """
     unknown = {str(token) for i, token in tokenizer.added_tokens_decoder.items() if i >= size}
     needed = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
     if not unknown or unknown & needed:
@@ -99,7 +102,7 @@ def _drop_added_tokens(tokenizer, size):
 
 
 def _check_vocabulary(tokenizer, encoded, folder, size):
-    """Refuses a tokenizer with ids outside the model's vocabulary, which has `size` ids, or without tokens.
+    """Raises BadInput for a tokenizer with ids outside the model's vocabulary, which has `size` ids, or without tokens.
 
     encoded: ids that the tokenizer emitted, also special ones that may be missing in its vocabulary.
     """
@@ -133,7 +136,7 @@ def stop_tokens(folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int 
 
 
 def eos_tokens(folder: str | os.PathLike[str], name: str, vocab_size: int | None = None) -> list[int]:
-    """The ids under eos_token_id in the folder's JSON file `name`; [] without. Raises BadInput as stop_tokens does."""
+    """The ids under eos_token_id in the folder's JSON file `name`, if any. Raises BadInput for what is no valid id."""
     listed = folders.read_settings(folder, name).get('eos_token_id')
     listed = listed if isinstance(listed, list) else [] if listed is None else [listed]
     for i in listed:
@@ -151,16 +154,16 @@ def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shar
     BadInput as check_weights does.
     """
     table = _table_like(shardings, c)
-    stored, names = _match_tensors(folder, table, c)
+    stored, places = _match_tensors(folder, table, c)
 
     def leaf(key, param, sharding):
-        place = names[keystr(key, simple=True, separator='/')]
+        place = places[keystr(key, simple=True, separator='/')]
         tensors = [stored[name] for name in place.names]
         array = tensor_files.load_parameter(tensors, place.axes, param.shape, sharding, first=place.rows.start or 0)
         reading.done += 1
         return array
 
-    with during(f'reading the weights in {folder}', len(names)) as reading:
+    with during(f'reading the weights in {folder}', len(places)) as reading:
         params = jax.tree_util.tree_map_with_path(
             leaf, table, shardings, is_leaf=lambda node: isinstance(node, transformer.Param)
         )
@@ -182,12 +185,12 @@ def _match_tensors(folder, table, c):
     With a tied head, the folder may have the embedding, the head, or both. Rotary frequencies are ignored.
     """
     stored = tensor_files.attach_scales(folder, tensor_files.list_tensors(folder))
-    names = find_tensors(table, c)
+    places = find_tensors(table, c)
     embedding, head = NAMES['embed'][0], NAMES['lm_head'][0]
     if c.tie_embeddings and head in stored:
         stored = {embedding: stored[head]} | stored
         del stored[head]
-    expected = {name for place in names.values() for name in place.names}
+    expected = {name for place in places.values() for name in place.names}
     missing = sorted(expected - stored.keys())
     extra = sorted(name for name in stored.keys() - expected if not name.endswith('rotary_emb.inv_freq'))
     if missing or extra:
@@ -196,10 +199,10 @@ def _match_tensors(folder, table, c):
             folder,
             f'the weights do not fit config.json: missing {missing[:3]}, left over {extra[:3]}; {REMEDY}',
         )
-    for place in names.values():
+    for place in places.values():
         for name in place.names:
             tensor_files.check(stored[name], place.shape)
-    return stored, names
+    return stored, places
 
 
 def has_head(folder: str | os.PathLike[str]) -> bool:
@@ -222,13 +225,13 @@ def save(
     """
     os.makedirs(folder, exist_ok=True)
     copy_files(source, folder)
-    names = find_tensors(_table_like(params, c), c)
+    places = find_tensors(_table_like(params, c), c)
     tensors = {}
     for key, value in jax.tree_util.tree_leaves_with_path(params):
         path = keystr(key, simple=True, separator='/')
-        layers, axes, shape, rows = names[path]
+        names, axes, shape, rows = places[path]
         value = np.asarray(value).astype(dtype)
-        for name, array in zip(layers, value if path.startswith('layers/') else [value], strict=True):
+        for name, array in zip(names, value if path.startswith('layers/') else [value], strict=True):
             tensors.setdefault(name, np.empty(shape, dtype))[rows] = to_stored(axes, array)
     save_file(tensors, os.path.join(folder, 'model.safetensors'), metadata={'format': 'pt'})
     path = os.path.join(folder, 'config.json')

@@ -56,7 +56,7 @@ class Stored(NamedTuple):
 
 
 def find_tensors(table: Mapping[str, Any], c: transformer.ModelConfig) -> dict[str, Stored]:
-    """Where each parameter of the table lies in a folder: its path, like layers/wq, -> Stored."""
+    """{path: Stored}: where each parameter of the table lies in a folder; a path is like layers/wq."""
     stored = {
         path: Stored([name], axes, _stored_shape(axes, table[path].shape))
         for path, (name, axes) in NAMES.items()
@@ -73,8 +73,8 @@ def find_tensors(table: Mapping[str, Any], c: transformer.ModelConfig) -> dict[s
             names[key], shapes[key] = (name, names[key][1]), (ends[-1], *shapes[key][1:])
     for key in table['layers']:
         name, axes = names[key]
-        layers = [f'model.layers.{i}.{name}' for i in range(c.layers)]
-        stored[f'layers/{key}'] = Stored(layers, axes, shapes[key], rows[key])
+        tensor_names = [f'model.layers.{i}.{name}' for i in range(c.layers)]
+        stored[f'layers/{key}'] = Stored(tensor_names, axes, shapes[key], rows[key])
     return stored
 
 

@@ -46,10 +46,10 @@ def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: l
     for name in OTHER_METHODS:
         if config.get(name) not in (None, False, 'none', [], {}):
             raise BadInput(f'{name} in {folder}', config[name], 'is not supported; name a folder of plain LoRA')
-    begun = config.get('init_lora_weights')
-    if str(begun).lower().startswith(OTHER_BASES):
+    method = config.get('init_lora_weights')
+    if str(method).lower().startswith(OTHER_BASES):
         raise BadInput(
-            f'init_lora_weights in {folder}', begun, 'has changed the weights of the model; convert it to plain LoRA'
+            f'init_lora_weights in {folder}', method, 'has changed the weights of the model; convert it to plain LoRA'
         )
     for name, key in (('r', 'rank'), ('lora_alpha', 'alpha'), ('use_rslora', 'rslora')):
         value, theirs = getattr(options, key), config.get(name, False)  # earlier folders lack use_rslora
@@ -90,7 +90,7 @@ def _tensor_names(matrix, factor, c):
 
 
 def _open(folder) -> Any:
-    """Opens the folder's safetensors file. Raises BadInput for a file that is none."""
+    """Opens the folder's safetensors file, to be read. Raises BadInput where there is none."""
     path = files.path_inside(folder, WEIGHTS)
     try:
         return safe_open(path, 'np')
@@ -110,10 +110,11 @@ def load_adapters(
     with _open(folder) as tensors:
 
         def leaf(matrix, factor):
-            names, shape = _tensor_names(matrix, factor, c), table[matrix][factor].shape
-            stacked = np.stack([tensors.get_tensor(name).astype(np.float32).T for name in names])
+            tensor_names, shape = _tensor_names(matrix, factor, c), table[matrix][factor].shape
+            stacked = np.stack([tensors.get_tensor(name).astype(np.float32).T for name in tensor_names])
             if not np.isfinite(stacked).all():
-                raise BadInput('model.lora.path', os.fspath(folder), f'{names[0]} or its like is not finite; {REMEDY}')
+                reason = f'{tensor_names[0]} or its like is not finite; {REMEDY}'
+                raise BadInput('model.lora.path', os.fspath(folder), reason)
             return processes.put(stacked.reshape(shape), shardings['layers'][matrix][factor])
 
         return {'layers': {matrix: {factor: leaf(matrix, factor) for factor in 'ab'} for matrix in table}}

@@ -76,7 +76,7 @@ def list_tensors(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
 
 
 def _read_index(folder):
-    """Tensor name -> path of its file, from the index; {} where model.safetensors holds all tensors."""
+    """{tensor name: path of its file} by the index; {} without one. BadInput for absent weights or a bad index."""
     path = os.path.join(folder, folders.INDEX)
     if not os.path.isfile(path):
         if not os.path.isfile(os.path.join(folder, 'model.safetensors')):
@@ -194,7 +194,7 @@ def _rectangles(tensor, parts):
 
 
 def _join_intervals(intervals):
-    """Sorted intervals (first, end) with those that overlap or touch joined."""
+    """Returns the intervals (first, end) in rising order; intervals that overlap or touch are joined into one."""
     merged = []
     for first, end in sorted(intervals):
         if merged and first <= merged[-1][1]:
@@ -232,7 +232,7 @@ def _read_bytes(file, buffer, place):
 
 
 def _copy_common(numbers, rows, columns, part):
-    """Copies from `numbers`, the rectangle (rows, columns), what lies in a Part too into the Part's array."""
+    """Copies what two rectangles of a tensor have in common, `numbers` at (rows, columns) and a Part, into the Part."""
     first, end = max(rows[0], part.rows.start), min(rows[1], part.rows.stop)
     left, right = max(columns[0], part.columns.start), min(columns[1], part.columns.stop)
     if first < end and left < right:

@@ -50,14 +50,13 @@ def attend(
     """(attention output of the newest token, the last Chunk with the new column); factors: rope_factors of cache.py.
 
     Does what attention.rotate, cache.write and cache.attend_cached do together, for a KVCache of flat chunks. Heads may
-    be sharded over axes of the mesh that `shard_map` has left to the partitioner, which cannot split a kernel.
+    be sharded over the mesh's tensor axis, unless an outer `shard_map` has made it manual.
     """
     heads, columns = PartitionSpec(None, 'tensor'), PartitionSpec(None, None, None, None, 'tensor')
     replicated = PartitionSpec()
     specs = cache.replace(prompt=columns, prompt_start=replicated, chunks=columns, start=replicated, length=replicated)
-    return pallas.on_devices(_attend, (heads, heads, heads, heads, specs, replicated), (heads, columns))(
-        q, k, v, factors, cache, layer
-    )
+    in_specs = heads, heads, heads, heads, specs, replicated
+    return pallas.shard_map_free_axes(_attend, in_specs, (heads, columns))(q, k, v, factors, cache, layer)
 
 
 class _Tiling(NamedTuple):
@@ -171,11 +170,13 @@ def _make_tiling(q, heads, cache):
     chunks, fold = (cache.prompt, *cache.chunks), q.shape[0] // cache.prompt_start.shape[0]
     blocks, rows = [chunk.k.shape[1] for chunk in chunks], q.shape[0]
     # rows of a tile: the most that fit, several whole groups or a fraction of one, and at least two tiles for two cores
-    prompt, *own = (2 * 2 * math.prod(chunk.k.shape[3:]) * chunk.k.dtype.itemsize for chunk in chunks)
+    prompt_bytes, *own_bytes = (2 * 2 * math.prod(chunk.k.shape[3:]) * chunk.k.dtype.itemsize for chunk in chunks)
     fitting = [
         n
         for n in range(1, max(rows // 2, 1) + 1)
-        if rows % n == 0 and (n % fold == 0 or fold % n == 0) and -(-n // fold) * prompt + n * sum(own) <= MEMORY
+        if rows % n == 0
+        and (n % fold == 0 or fold % n == 0)
+        and -(-n // fold) * prompt_bytes + n * sum(own_bytes) <= MEMORY
     ]
     return _Tiling(
         rows=max(fitting, default=1),
@@ -226,13 +227,13 @@ def _cost(q, lines, tiles, chunks):
     """CostEstimate for a full cache: each of the `tiles` tiles that share a prompt reads it, the rest is read once."""
     (b, _, width), columns = q.shape, sum(chunk.columns for chunk in chunks)
     item = chunks[0].k.dtype.itemsize
-    prompt, *own = (2 * math.prod(chunk.k.shape[1:]) * item for chunk in chunks)
+    prompt_bytes, *own_bytes = (2 * math.prod(chunk.k.shape[1:]) * item for chunk in chunks)
     padded = 2 * b * -(-q.shape[1] // 8) * 8 * width * q.dtype.itemsize  # q and output, in whole register tiles
     new = 2 * b * width * ((1 + LINES) * item + 4)
     return pl.CostEstimate(
         flops=4 * b * lines * width * columns,
         transcendentals=b * lines * columns,
-        bytes_accessed=tiles * prompt + sum(own) + padded + new,
+        bytes_accessed=tiles * prompt_bytes + sum(own_bytes) + padded + new,
     )
 
 
@@ -286,16 +287,21 @@ def _absorb(step, number, column):
     items = keys.shape[2]
 
     def absorb_prompt(i, _):
-        low = step.prompt_start[step.tile * tiling.rows // tiling.fold + i]
+        """Adds prompt i's keys and values in this block to the running softmax of the queries that share the prompt."""
+        first_valid = step.prompt_start[step.tile * tiling.rows // tiling.fold + i]
         lines = step.item_lines(i, tiling.rows // items)
-        _absorb_item(step, lines, keys[0, 0, i], values[0, 0, i], lambda at: column + at >= low)
+        _absorb_item(step, lines, keys[0, 0, i], values[0, 0, i], lambda offsets: column + offsets >= first_valid)
 
     def absorb_row(i, _):
-        low = step.start[step.tile * tiling.rows + i]
+        """Adds row i's own keys and values in this block to the running softmax of that row's queries.
+
+        Columns before the row's first token do not count, nor do columns that are not written yet.
+        """
+        first_valid = step.start[step.tile * tiling.rows + i]
         lines = step.item_lines(i)
 
-        def is_valid(at):
-            return (column + at >= low) & (column + at < step.length)
+        def is_valid(offsets):
+            return (column + offsets >= first_valid) & (column + offsets < step.length)
 
         _absorb_item(step, lines, keys[0, 0, i], values[0, 0, i], is_valid)
 

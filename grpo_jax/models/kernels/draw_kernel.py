@@ -61,7 +61,7 @@ def draw(
 
     by_vocabulary, replicated = PartitionSpec(*[None] * transposed, 'tensor'), PartitionSpec()
     in_specs = (replicated, by_vocabulary, replicated, replicated)
-    draw_all = pallas.on_devices(draw_own, in_specs, PartitionSpec('tensor'))
+    draw_all = pallas.shard_map_free_axes(draw_own, in_specs, PartitionSpec('tensor'))
     best, token, logit, highest, total, given_logit = draw_all(hidden, weights, keys, given_tokens)
     core = jnp.argmax(best, 0)[None]
     top = jnp.max(highest, 0)
@@ -154,7 +154,7 @@ def _logit_at(scaled, ids, token):
 
 
 def _gumbel(key_0, key_1, ids):
-    """jax.random.gumbel noise f32[B, T] at positions ids i32[B, T] of a vector; each row's key is u32[B, 1] twice."""
+    """jax.random.gumbel's noise f32[B, T] for ids i32[B, T]; key_0 and key_1, u32[B, 1] each, are a row's key."""
     high, low = _threefry(key_0, key_1, ids.astype(jnp.uint32))
     bits = ((high ^ low) >> 9) | jnp.uint32(0x3F800000)
     tiny = np.finfo(np.float32).tiny

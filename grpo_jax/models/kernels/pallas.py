@@ -9,18 +9,19 @@ from jax.experimental import pallas as pl
 
 
 def call(kernel: Callable[..., None], **options: Any) -> Callable[..., Any]:
-    """Like pl.pallas_call: a function of the kernel's inputs. Off TPUs, it interprets the kernel."""
+    """Returns a function of the kernel's inputs, as pl.pallas_call does; off TPUs it interprets the kernel."""
     compiled, interpreted = (pl.pallas_call(kernel, **options, interpret=i) for i in (False, True))
     return functools.partial(jax.lax.platform_dependent, tpu=compiled, default=interpreted)
 
 
-def on_devices(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """Wraps a function in shard_map, so that each device runs it on its shard; without a mesh, returns it unchanged.
+def shard_map_free_axes(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """Wraps a function in shard_map over the mesh axes that are not manual yet, so each device runs it on its shard.
 
-    XLA's partitioner cannot split a kernel. The specs name mesh axes that an outer `shard_map` has left to it.
+    Returns the function unchanged if no such axis is left: without a mesh, or inside a shard_map over all axes. A
+    Pallas kernel needs this, since XLA's partitioner cannot split it. The specs name only axes that are not manual.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    free = set(mesh.axis_names) - set(mesh.manual_axes)
-    if not free:
+    free_axes = set(mesh.axis_names) - set(mesh.manual_axes)
+    if not free_axes:
         return function
-    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=free, check_vma=False)
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=free_axes, check_vma=False)

@@ -62,11 +62,11 @@ def attend_runs(
     runs: for each query the first column and the end of each run, thus R = 2 * number of runs; runs may not overlap.
     max_columns: most columns in a query's runs together, 0: any number; only the estimated cost depends on it, which
     also supposes that the queries are the last T columns. scale, cap: as in attention.Rule. Heads may be sharded over
-    an axis of the mesh that `shard_map` has left to the partitioner, which cannot split a kernel.
+    the mesh's tensor axis, unless an outer `shard_map` has made it manual.
     """
     heads, replicated = PartitionSpec(None, None, 'tensor'), PartitionSpec()
     attend_own = functools.partial(_attend_own_heads, scale=scale, cap=cap, max_columns=max_columns)
-    return pallas.on_devices(attend_own, (heads, heads, heads, replicated), heads)(q, k, v, runs)
+    return pallas.shard_map_free_axes(attend_own, (heads, heads, heads, replicated), heads)(q, k, v, runs)
 
 
 def _attend_own_heads(q, k, v, runs, scale, cap, max_columns):
@@ -107,7 +107,7 @@ def _attend(q, k, v, runs, tiling):
 
 
 def _attend_and_save(q, k, v, runs, tiling):
-    """(_attend, what its backward pass reads)."""
+    """(output of _attend, what _attend_backward reads)."""
     out, total = _forward(q, k, v, runs, tiling)
     return out, (q, k, v, runs, out, total)
 

@@ -38,8 +38,8 @@ class Block(NamedTuple):
 def find_program(completion: str, names: Collection[str] = ()) -> str:
     """The completion's program: the last fenced block of Python, or without a language, that defines one of `names`.
 
-    Without names, any definition counts. Other blocks that define or import what this block uses are put before it; a
-    later block that only uses it is not. Where no block defines a name, the program is the last block of Python, else
+    Without names, any definition counts. Other blocks that define or import what this block uses are put before it;
+    blocks that only use it are left out. Where no block defines a name, the program is the last block of Python, else
     the last block without a language. Without blocks, it is the text from its first code up to the prose behind.
     """
     blocks = _blocks(completion)
@@ -94,19 +94,22 @@ def _blocks(completion):
 
 
 def _is_whole_block(match):
-    """Whether a fence's line is a whole block: the fence, more than one word of code, and a closing fence."""
+    """Whether a fence's line is a whole block: it ends in the same fence, and between them is not just one word."""
     rest = match['rest'].strip()
     return rest.endswith(match['fence']) and not rest.strip('`~').isalnum()
 
 
 def _closes(match, opening):
-    """Whether a fence closes a block: as long as the opening one, and not indented deep, as in a docstring."""
+    """Whether a fence closes a block: at least as long as the opening one, and not indented deep, as in a docstring."""
     deep = len(match['indent']) > len(opening['indent']) + 3
     return match['fence'].startswith(opening['fence']) and not deep
 
 
 def _dedent(source, indent):
-    """A block's source without the indentation of its fence, which a block in a list has; other sources unchanged."""
+    """A block's source without the indentation of its fence, which a block in a list has.
+
+    Unchanged where a line lacks the indentation, and where no definition or import would then begin a line.
+    """
     lines = source.splitlines(keepends=True)
     if not indent or not all(line.startswith(indent) or not line.strip() for line in lines):
         return source
@@ -139,7 +142,11 @@ def _join(blocks, solution):
 
 
 def _strip_prose(text):
-    """The code in a text without fences: from the first definition or import up to prose; the whole text if none."""
+    """The code in a text without fences: from its beginning, or if that is prose from the first definition or import.
+
+    It ends before the next prose. A text that begins with prose and has neither, and one of more than MOST_TEXT
+    characters, is returned whole.
+    """
     if len(text) > MOST_TEXT:
         return text
     lines = text.splitlines(keepends=True)
@@ -159,7 +166,7 @@ def _strip_prose(text):
 
 
 def _is_prose(line):
-    """Whether a line is prose, and neither Python nor the inside of a statement."""
+    """Whether a line looks like prose, and neither like Python nor like the inside of a statement."""
     if line[0].isspace() or line[0] in '#"\'@':  # inside a statement, or surely code
         return False
     code = re.split('["\'#]', line[:LONGEST], maxsplit=1)[0]

@@ -51,7 +51,7 @@ def _bare_spelling(text):
 
 
 def is_plain(text):
-    """Whether a text has no arithmetic to work out: a name, a whole or decimal number, a fraction in lowest terms."""
+    """Whether a text has nothing to work out, as a name, a whole or decimal number, or a fraction in lowest terms."""
     spelled = respell(text) or ''
     if not re.search(r'[-+*/^=\\!]', spelled.lstrip('-+ ')):
         return True

@@ -103,7 +103,7 @@ def read_last(text: str, words: bool = True) -> str:
 
 
 def _is_afterword(line, before):
-    """Whether a line says goodbye, or remarks on the answer in the line `before`."""
+    """Whether a line is no answer: a closing word like 'Done', or a remark on the number in the line `before`."""
     if CLOSING.fullmatch(line):
         return True
     if ASIDE_LINE.fullmatch(line) and first_word(line) and re.search('[0-9]', before):
@@ -231,7 +231,7 @@ def is_bare(line: str) -> bool:
 
 
 def first_word(text: str) -> str | None:
-    """The first word of prose in a text; None without one."""
+    """The first word of prose in a text; if there is none beside a number, a word in capitals; else None."""
     plain = NO_WORD.sub(' ', text)
     match = WORD.search(plain)
     if match:

@@ -55,6 +55,6 @@ def work_out(text: str) -> Fraction | None:
 
 
 def _power(match):
-    """A power's digits; the text unchanged where they would be more than DIGITS."""
+    """The value, in digits, of a power that POWER has matched; its text where the value could have more than DIGITS."""
     base, exponent = match[1], int(match[2] or match[3])
     return str(int(base) ** exponent) if len(base) * exponent <= DIGITS else match[0]

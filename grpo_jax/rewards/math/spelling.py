@@ -88,7 +88,10 @@ ROUNDED = re.compile(r'[-+]?[0-9 ,]*\.([0-9]+)')
 
 
 def canonicalize(text: str) -> str | None:
-    """The text in canonical form, numbers as 'p' or 'p/q' in lowest terms; None for empty and for too long texts."""
+    """The text in canonical form, with a number as 'p' or 'p/q' in lowest terms and a unit as split_unit spells it.
+
+    None for a text of more than LONGEST characters, and where no letter or digit is left.
+    """
     return None if len(text) > LONGEST else _canonicalize(text)
 
 
@@ -114,7 +117,7 @@ def _canonicalize(text):
 
 
 def respell(text: str) -> str | None:
-    """The text with one spelling for each sign and command; None for empty and for too long texts."""
+    """The text with one spelling for each sign and command; None without letters and digits, and beyond LONGEST."""
     return None if len(text) > LONGEST else _respell(text)
 
 
@@ -198,7 +201,10 @@ def split_list(text: str) -> list[str]:
 
 
 def _closing_index(text, start):
-    """The index of the bracket that closes the bracket at `start`, of any kind; None without one."""
+    """The index of the bracket that closes the bracket at `start`; None if nothing closes it.
+
+    The two may be of different kinds: in '(0, 1]', the ']' closes the '('.
+    """
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] in '([{') - (text[i] in ')]}')

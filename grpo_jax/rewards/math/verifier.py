@@ -29,7 +29,10 @@ NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # a name, no
 
 
 def reward(completion: str, example: Example, *, pool: Pool) -> float | None:
-    """1.0 if the completion's answer equals example.answer, else 0.0; None without a gold answer."""
+    """1.0 if the completion's answer equals example.answer, else 0.0; None without a gold answer.
+
+    Where only algebra can tell, a worker of the pool does it; raises workers.Expired or Died where that was killed.
+    """
     return _judge(completion, example, pool, boxed=False)
 
 
@@ -104,7 +107,10 @@ def decide(gold: str, answer: str) -> bool | None:
 
 
 def _decide_forms(gold, answer, a, b):
-    """As decide, where a number meets an equation, a list or words; None for other texts. a, b: their numbers."""
+    """As decide, where a number meets an equation, list or words, and where statements differ; else None.
+
+    a, b: the numbers of the two texts, None for a text without.
+    """
     for number, text in ((a, answer), (b, gold)):
         if number is None:
             continue
@@ -152,7 +158,7 @@ def _pair_up(allowed):
 
 
 def _same_fraction(a, b):
-    """Whether two Fractions are equal, or one has endless decimals and the other is its rounded decimal."""
+    """Whether two Fractions are equal, or one has endless decimals and the other stands for it (see _rounds)."""
     return a == b or ((_places(a) is None or _places(b) is None) and (_rounds(a, b) or _rounds(b, a)))
 
 
@@ -195,9 +201,9 @@ def are_equivalent(gold: str, answer: str) -> bool:
 def _math_verify():
     """(the module math_verify, its configs for reading a text); imported once a process, in workers alone.
 
-    The import takes a second. Options are the authors' choice, except that units are kept off, since decide compares
-    units. math_verify has no option for exact numbers, so its function that compares numbers is replaced; setup.py
-    pins the version for that.
+    The import takes a second. Options are those of math-verify's authors, but units are off, since decide compares
+    units. math_verify has no option for exact numbers, so its function that compares numbers is replaced;
+    pyproject.toml limits the version for that.
     """
     from latex2sympy2_extended import NormalizationConfig
     import math_verify

@@ -69,9 +69,10 @@ def list_collectives(
 
 
 def collective_key(attributes: str) -> tuple[str, ...] | None:
-    """Returns a key that the instructions of one collective share when it is spread over fusions; None without a key.
+    """Returns the key that the instructions of one collective share when it is spread over fusions; None without a key.
 
-    The channel alone is no key: all collectives of jax.shard_map have channel 1.
+    The key is (channel, chain, name), with '' for what the attributes lack. Channel 1 alone is no key, since all
+    collectives of jax.shard_map have it.
     """
     patterns = r'channel_id=(\d+)', r'chain_id="(\d+)"', r'async_collective_name="([^"]+)"'
     channel, chain, name = (match[1] if (match := re.search(p, attributes)) else '' for p in patterns)
