@@ -159,7 +159,7 @@ def test_data_rewards_mesh_and_algorithm_are_judged_beside_one_another(tmp_path,
     )  # fmt: skip
     lines = refusals(train.check, config, str(tmp_path / 'run'))
     assert set(lines) == {
-        *('learner.minibatches x microbatches', 'mesh.tensor', 'data.max_prompt_tokens + rollout.max_tokens', 'reward')
+        *('learner.minibatches', 'mesh.tensor', 'data.max_prompt_tokens + rollout.max_tokens', 'reward')
     }
     config = tiny_run.config(data__options={'digits': 1, 'count': 0}, mesh__tensor=4)
     assert set(refusals(train.check, config, str(tmp_path / 'run'))) >= {'mesh.tensor', 'data.options.count'}

@@ -201,9 +201,9 @@ def _check_options(module, options, whole=False):
         for name, value in options.items():
             if not any(p.kind is p.VAR_KEYWORD for p in declared.values()):
                 check(ranges.check_declared, f'data.options.{name}', value, declared)
-        for name, p in declared.items():
-            if whole and p.default is p.empty and p.kind is p.KEYWORD_ONLY and name not in options:
-                check.keep(BadInput(f'data.options.{name}', NO_VALUE, f'is missing; {module.__name__} needs it'))
+        needed = [name for name, p in declared.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
+        if whole and (missing := [name for name in needed if name not in options]):
+            check.keep(BadInput('data.options', NO_VALUE, f'lacks {", ".join(missing)}; add what it lacks'))
         check(ranges.check, module.examples, options, 'data.options')
 
 
