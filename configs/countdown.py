@@ -3,6 +3,8 @@
     python -m grpo_jax.train --config=configs/countdown.py --workdir=runs/countdown
 
 Tested on sets of numbers that the train split does not have.
+
+Measured: 2 CPU cores | time not recorded | greedy 3.1 to 12.5 %, pass@1 7.0 to 12.9 %
 """
 from grpo_jax.configs import default
 

@@ -76,9 +76,12 @@ DOORS = {
 CARRIERS = {
     'run/config_file.py:add_declared': 'completes a config before anything reads it',
     'run/config_file.py:_check_key': 'looks a key up in it',
-    'run/settings.py:_check_size': 'the last check of Settings.from_config',
-    'run/settings.py:lock': 'the last step of making it',
+    'run/config_file.py:_look_beside': 'the last step of read_config',
+    'run/settings.py:_read_key': 'the first check of Settings.from_config',
+    'run/settings.py:lock': 'the last step of default.get_config',
+    'run/settings.py:recorded_form': 'what config.json has',
     'supervised.py:_supervised_config': 'makes a config of another one',
+    'train.py:check': 'a command: train --check',
     'supervised.py:cold_start': 'the run of a run: it opens and trains',
 }
 UNIVERSE = {'Run', 'Settings', 'ConfigDict', 'Experiment'}  # types

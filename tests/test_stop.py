@@ -105,7 +105,7 @@ def test_a_reward_that_fails_saves_the_last_finished_step_and_goes_on_bit_for_bi
         train.run(changed, str(tmp_path / 'run'), functions={'mine': rewarded})
     assert error.value.status == 47  # launchers start it again
     assert sorted(os.listdir(tmp_path / 'run' / 'checkpoints')) == ['2']
-    assert f'step 1 of {tmp_path}/run is saved; the same command goes on from there' in capsys.readouterr().err
+    assert f'2 steps of {tmp_path}/run are saved; the same command goes on from there' in capsys.readouterr().err
     train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(0)})
     train.run(changed, str(tmp_path / 'straight'), functions={'mine': Failing(16)})
     assert (tmp_path / 'run' / 'metrics.jsonl').read_bytes() == (tmp_path / 'straight' / 'metrics.jsonl').read_bytes()
@@ -288,7 +288,7 @@ def test_a_terminal_that_is_gone_stops_no_run(tmp_path):
     'error, line',
     [
         (BadInput('steps', 0, 'must be at least 1'), 'error: steps = 0: must be at least 1'),
-        (Stopped('runs/x', 3), 'stopped after step 3 of runs/x, which is saved; the same command goes on'),
+        (Stopped('runs/x', 3, 6), 'stopped after 3 of 6 steps; runs/x is saved, and the same command goes on'),
         (
             CannotWrite('runs/x/metrics.jsonl', OSError(28, 'No space left on device')),
             'error: cannot write runs/x/metrics.jsonl: No space left on device; make space, then the same command '

@@ -4,7 +4,7 @@ from typing import Annotated, NamedTuple
 
 from grpo_jax import ranges, rewards
 from grpo_jax.algorithms.checks import CHOICES
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.ranges import Amendable, Natural, OneOf, PositiveShare, Range, Share
 
 # sources that sample nothing: the fields of an example's meta that are a group's completions, the best first
@@ -123,4 +123,6 @@ def _check_allocation(collection, group_size, verifier):
             raise BadInput('collection.allocation', allocation, f'does not go with {setting}; use equal')
     if (allocation == 'pass_rate' or seeding) and not verifier:
         name = 'seeding' if seeding else 'allocation'
-        raise BadInput('reward.verifier', '', f'collection.{name} must know what is correct; name a verifier')
+        raise BadInput(
+            'reward.verifier', NO_VALUE, f'is empty, and collection.{name} must know what is correct; name one'
+        )

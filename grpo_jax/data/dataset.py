@@ -15,7 +15,7 @@ from grpo_jax import ranges, user_files
 from grpo_jax.data import origin
 from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, render_prompts
 from grpo_jax.data.records import Unanswered, drop_malformed, shorten
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput, Checks
 from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, NoKey, Range, Text
 from grpo_jax.types import Example, Prompts
 
@@ -171,15 +171,12 @@ def check_shared(train: Dataset, test: Dataset) -> None:
     shared = [example for example, tokens in zip(test.examples, test.tokens, strict=True) if tuple(tokens) in seen]
     if not shared:
         return
-    how_many = f'{len(shared)} of {len(test.tokens)} prompts'
+    which = f'{len(shared)} of {len(test.tokens)} prompts of the test split'
+    where = f'are in the train split, like example {shared[0].id}'
     if len(shared) > MOST_SHARED * len(test.tokens):
-        raise BadInput(
-            'test split',
-            how_many,
-            f'are in the train split, like example {shared[0].id}, so that an evaluation would measure memory; '
-            'take other data for one of the two',
-        )
-    logger.warning('%s of the test split are in the train split, like example %d', how_many, shared[0].id)
+        remedy = 'an evaluation would measure memory; take other data for one of the two'
+        raise BadInput(which, NO_VALUE, f'{where}: {remedy}')
+    logger.warning('%s %s', which, where)
 
 
 def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
@@ -188,22 +185,25 @@ def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
     Raises BadInput for an unknown data set, for options that it does not take, and where it cannot read the split.
     """
     module, options = _import(name), dict(options)
-    _check_options(module, options, inspect.Signature.bind)
+    _check_options(module, options, whole=True)
     return module.examples(split, **options)
 
 
-def _check_options(module, options, bind=inspect.Signature.bind_partial):
-    """Raises BadInput for an option that the module's `examples` does not take, and for one out of its range.
+def _check_options(module, options, whole=False):
+    """Raises BadInput for each option that the module's `examples` does not take, and for each one out of its range.
 
-    bind: Signature.bind also refuses missing options; bind_partial does not, since `folder` may be added later.
+    whole: an option that is missing is refused too; else `folder` may be added later.
     """
-    try:
-        bind(inspect.signature(module.examples), 'train', **options)
-    except TypeError as error:
-        names = ', '.join([*inspect.signature(module.examples).parameters][1:]) or 'no options'
-        remedy = f'{error}; give what {module.__name__}.examples takes: {names}'
-        raise BadInput('data.options', dict(options), remedy) from None
-    ranges.check(module.examples, options, 'data.options')
+    parameters = inspect.signature(module.examples).parameters
+    declared = dict([*parameters.items()][1:])  # without the split
+    with Checks() as check:
+        for name, value in options.items():
+            if not any(p.kind is p.VAR_KEYWORD for p in declared.values()):
+                check(ranges.check_declared, f'data.options.{name}', value, declared)
+        needed = [name for name, p in declared.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
+        if whole and (missing := [name for name in needed if name not in options]):
+            check.keep(BadInput('data.options', NO_VALUE, f'lacks {", ".join(missing)}; add what it lacks'))
+        check(ranges.check, module.examples, options, 'data.options')
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:

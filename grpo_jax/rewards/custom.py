@@ -54,9 +54,11 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
     the file and for a result of the wrong type.
     """
     file, _, name = path.rpartition(':')
-    file = next((candidate for candidate in (file, os.path.join(PACKAGE, file)) if os.path.isfile(candidate)), None)
+    places = (file, os.path.join(PACKAGE, file))
+    file = next((candidate for candidate in places if os.path.isfile(candidate)), None)
     if file is None:
-        raise BadInput('reward.parts', path, 'no such file; give FILE.py:NAME')
+        where = f'{os.getcwd()}, nor beside the config, nor in {PACKAGE}'
+        raise BadInput('reward.parts', path, f'no such file in {where}; give FILE.py:NAME')
     with naming_line(path, file):
         module = _import(file)
     function = getattr(module, name, None)

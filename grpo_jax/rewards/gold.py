@@ -1,15 +1,19 @@
-"""The gold self-test: before a run starts, the verifier must accept gold answers and refuse changed ones."""
+"""Before a run starts each reward is called once, and the verifier must pass the gold self-test.
+
+It must accept gold answers there, and refuse changed ones.
+"""
 
 from collections.abc import Sequence
 import functools
 import logging
 import re
+import traceback
 
 from grpo_jax.data import spread
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import BadInput, Checks
 from grpo_jax.example import Example
-from grpo_jax.rewards.build import RewardFunctions
-from grpo_jax.rewards.scoring import call_part, judge_at_once
+from grpo_jax.rewards.build import RewardFunctions, check_parameters
+from grpo_jax.rewards.scoring import call_part, compute_rewards, judge_at_once
 from grpo_jax.text import during, escape
 
 NUMBER = re.compile(r'(?:(?<![\d)}])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)')
@@ -66,6 +70,40 @@ def _check_source(reward_functions, examples):
             f'{example.id} with answer {example.answer[:80]!r}: {reason}; mend the data, choose another '
             'reward.verifier, or raise the bound',
         )
+
+
+def try_out(reward_functions: RewardFunctions, examples: Sequence[Example]) -> RewardFunctions:
+    """The rewards, each of which was called once as a run does, on the gold answer of an example.
+
+    Raises BadInput for each that fails or returns no reward, and where an example lacks a column. One that runs out of
+    time or memory is warned of. Reward models are not called, since they would be loaded and compiled.
+    """
+    check_parameters(reward_functions, examples)
+    with Checks() as check:
+        for functions, indices in reward_functions.divide(examples):
+            for name, part in functions.parts.items():
+                if 'models' not in part.function.keywords:
+                    check(_try_part, functions, name, examples[indices[0]])
+    return reward_functions
+
+
+def _try_part(functions, name, example):
+    """Calls a part, with the verifier where it reads its verdict."""
+    read = functions.parts[name].reads_correct and functions.verifier
+    parts = {other: part for other, part in functions.parts.items() if other in (name, read)}
+    try:
+        once = functions._replace(parts=parts, options=functions.options._replace(retries=0))
+        rewarded = compute_rewards(once, [example], [example.answer], [False], [1])
+    except BadInput:
+        raise
+    except Exception as error:  # of a function that was handed to train.run, or of data that the reward cannot judge
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        what = f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})'
+        remedy = f'fails on the answer of example {example.id} with {what}; mend it, or choose a reward for these data'
+        raise BadInput('reward.parts', name, remedy) from error
+    for kind, failed in rewarded.failures.items():
+        if failed.any():
+            logger.warning('reward %s has %s on the answer of example %d', name, kind, example.id)
 
 
 def change_answer(example: Example) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import textwrap
 import threading
@@ -23,6 +24,7 @@ FOLDERS = ('workdir', 'branch', 'out', 'folder', 'other', 'cache', 'to')  # flag
 CACHE_FROM, CACHED_FROM = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', 0.1
 LEAVE_SECONDS = 30  # that threads have to end after the command
 LONGEST = 1000  # characters of a library's error message about the command line
+MISSING = re.compile(r'Flag (--\w+) must have a value other than None')  # absl's words for a flag that must be given
 
 
 def define_flags(workdir=True, required=True):
@@ -103,7 +105,7 @@ def run(main):
             status = 0
         except (BadInput, CannotWrite, processes.OtherFailed) as error:
             status = error.status
-            text = f'error: {console.one_line(str(error))}'
+            text = _error_text(error)
             if processes.has_others():  # an ordinary exit waits for the other processes, and aborts
                 signals.stop_now(text, error.status)
             _print_last(text)
@@ -129,6 +131,11 @@ def _leave(status):
     threading.main_thread().join()
     time.sleep(LEAVE_SECONDS)
     signals.stop_now('a thread, of a reward or of a library, still runs; the command ends without it', status)
+
+
+def _error_text(error):
+    """The lines of an error: one for each thing that it refuses."""
+    return '\n'.join(f'error: {console.one_line(str(one))}' for one in getattr(error, 'refusals', [error]))
 
 
 def _print_last(text):
@@ -181,8 +188,10 @@ def _parse(argv):
                 )
         return arguments
     except BadInput as error:
-        message = str(error)
+        text = _error_text(error)
     except Exception as error:  # absl and ml_collections raise many kinds of errors
-        message = console.one_line(str(error))[:LONGEST] or type(error).__name__
-    print(f'error: {message}', file=sys.stderr)
+        missing = MISSING.findall(str(error))
+        message = f'{" and ".join(missing)} must be given' if missing else console.one_line(str(error))[:LONGEST]
+        text = f'error: {message or type(error).__name__}'
+    print(text, file=sys.stderr)
     sys.exit(2)

@@ -114,6 +114,9 @@ class Shell:
         subject = Subject(settings.log.tracking, settings.config.to_dict())
         writer = None
         if processes.is_first():
+            if first:
+                end = f'finished after {steps} steps; raise steps to go on'
+                console.print(f'{title}: {f"goes on after {first} of {steps} steps" if first < steps else end}')
             writer = self._stack.enter_context(Writer(self._workdir, first, steps, title, shown, subject))
         dropped = writer.dropped if writer else Dropped(self._workdir)
         trace = _Trace(profile, self._workdir, dropped, self._stack)
@@ -169,9 +172,7 @@ class Shell:
         try:
             checkpoint.save(self.checkpoints, state)
             self.checkpoints.wait_until_finished()
-            console.print(
-                f'step {int(state.step) - 1} of {self._workdir} is saved; the same command goes on from there'
-            )
+            console.print(f'{int(state.step)} steps of {self._workdir} are saved; the same command goes on from there')
         except Exception as error:
             logger.warning('what there is could not be saved: %s', error)
 
@@ -218,7 +219,7 @@ class Loop:
                 yield step
         self._shell.wait()
         if processes.exchange_stop(f'the end of {self._title}', {}, parts.signals.stopping):
-            raise Stopped(self._workdir, self._steps.stop - 1)
+            raise Stopped(self._workdir, self._steps.stop, self._steps.stop)
         parts.close_signals()  # after the last step a signal ends the process at once
 
     @contextlib.contextmanager
@@ -299,10 +300,10 @@ class Loop:
             parts.on_step(step, rows.plain_row(step, row))
         if stop:  # a signal came in this process or in another one
             self._shell.wait()
-            raise Stopped(self._workdir, step)
+            raise Stopped(self._workdir, step + 1, self._steps.stop)
         if diagnosed:
             self._shell.wait()
-            raise Diagnosed(self._workdir, step)
+            raise Diagnosed(self._workdir, step + 1, self._steps.stop)
         if skipped and (count := int(state.aux['bad_steps'])) > self._most_skipped:
             text = (
                 f'{count} updates were skipped, since loss, gradient or the new parameters were not finite: more than '

@@ -32,6 +32,7 @@ ENVIRONMENT, PIECES = 'environment.json', 'pieces.json'  # in the workdir
 # packages whose versions are recorded
 PACKAGES = ('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'orbax-checkpoint', 'transformers', 'numpy')
 MACHINE = ('code', 'python', 'packages', 'devices')  # parts of an environment on which programs depend
+MOST_NAMED = 5  # changed keys that a refusal names
 
 
 class Steering(NamedTuple):
@@ -146,23 +147,27 @@ def check(changed: Sequence[Change], workdir: str, steering: Steering | None) ->
 
 
 def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -> None:
-    """Raises BadInput that names all the changes and what the user can do. workdir, steering: as in `check`."""
-    (key, old, new), *others = changed
-    was = f'was {old!r} in {workdir}'
-    was += ''.join(f', {change.key} = {change.new!r} was {change.old!r}' for change in others)
+    """Raises BadInput that names the changes and what the user can do. workdir, steering: as in `check`.
+
+    With a change that a run cannot go on with, the workdir holds another run.
+    """
     fixed = [change.key for change in changed if change.kind not in (Kind.FREE, Kind.AMENDABLE)]
-    branch = "--branch=DIR to begin a new run from this one's newest checkpoint"
     inherited = [change.key for change in changed if change.kind == Kind.INHERITED]
+    named = sorted(changed, key=lambda change: change.key not in (inherited or fixed))[:MOST_NAMED]
+    was = ', '.join(f'{change.key} is {change.old!r} and not {change.new!r}' for change in named)
+    was += f' and {len(changed) - len(named)} more keys differ' * (len(changed) > len(named))
+    branch = "--branch=DIR to begin a new run from this one's newest checkpoint"
     if inherited:
-        keys = ' and '.join(inherited)
-        remedy = f'a run and its branches keep their adapters, and so {keys}; use the old value, or another --workdir'
+        keys = ' and '.join(inherited[:MOST_NAMED])
+        remedy = f'a run and its branches keep their adapters and cold start, and so {keys}; use the old value'
     elif steering is None:
-        remedy = f'use {"that" if not others else "those"}, or another --workdir'
+        remedy = f'use the old value{"s" * (len(changed) > 1)}'
     elif fixed:
-        remedy = f'--amend cannot change {" or ".join(fixed)} in place; use {branch}, or another --workdir'
+        remedy = f'--amend cannot change {" or ".join(fixed[:MOST_NAMED])} in place; use {branch}'
     else:
-        remedy = f'use --amend to go on with it from here and record the change, or {branch}'
-    raise BadInput(key, new, f'{was}; {remedy}')
+        remedy = f'use --amend to go on from here with the new value and record it, or {branch}'
+        raise BadInput('--workdir', workdir, f'holds a run in which {was}; {remedy}')
+    raise BadInput('--workdir', workdir, f'holds another run, in which {was}; {remedy}, or another --workdir')
 
 
 def record(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> None:

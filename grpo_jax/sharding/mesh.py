@@ -33,10 +33,7 @@ BATCH_AXES = ('data', 'fsdp')  # split the learner's rows, whose columns context
 def check(section: Any) -> None:
     """Raises BadInput when config.mesh has an axis that is none of AXES, or a size that its axis does not allow."""
     ranges.check_value('mesh', section, Mapping)
-    for axis, size in section.items():
-        if axis not in AXES:
-            raise BadInput(f'mesh.{axis}', size, f'is no axis; choose from {", ".join(AXES)}')
-        ranges.check_value(f'mesh.{axis}', size, Axes.__annotations__[axis])
+    ranges.checked(Axes, Axes()._asdict() | dict(section.items()), 'mesh')
 
 
 def devices_here() -> Sequence[Any]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from grpo_jax import PACKAGE, data, statistics, supervised, train, user_files
 from grpo_jax.algorithms import Algorithm, pieces
-from grpo_jax.errors import BadInput, InUse
+from grpo_jax.errors import NO_VALUE, BadInput, InUse
 from grpo_jax.figures import LEVEL
 from grpo_jax.hosts import json_file
 from grpo_jax.hosts.files import atomic_folder, writing
@@ -89,7 +89,9 @@ def run(
     names = {preset: _folder_name(preset) for preset in presets}
     _check_names([*variants, *(name for preset, name in names.items() if user_files.is_file(preset))])
     if jax.process_count() > 1:
-        raise BadInput('--processes', jax.process_count(), 'a sweep runs in one process; start it in one only')
+        raise BadInput(
+            '--processes', jax.process_count(), 'are more than the one that a sweep runs in; start it in one'
+        )
     # read everything before anything is written
     makers = {name: functools.partial(get_config, preset) for preset, name in names.items()}
     makers |= dict.fromkeys(variants, get_config)
@@ -417,7 +419,11 @@ def compare(rows: Rows, preset: str, other: str, name: str = 'reward_after') -> 
     pairs = [(runs[preset][seed][name], runs[other][seed][name]) for seed in runs[preset] if seed in runs[other]]
     differences = np.array([a - b for a, b in pairs if not math.isnan(a - b)])
     if len(differences) < 2:
-        raise BadInput('seeds', len(differences), f'have {name} of both presets; an interval needs 2, so run more')
+        raise BadInput(
+            'seeds',
+            NO_VALUE,
+            f'that have {name} of both presets are {len(differences)}, and an interval needs 2; run more',
+        )
     low, high = statistics.mean_interval(differences, level=LEVEL)
     return Comparison(name, preset, other, len(differences), float(differences.mean()), low, high)
 
@@ -432,7 +438,7 @@ def record_sources(workdir: str, functions: Mapping[str, Callable]) -> None:
     sources = {f'reward {name}': pieces.describe(function) for name, function in functions.items()}
     for name, source in sources.items():
         if os.path.isdir(workdir) and recorded.get(name, source) != source:
-            raise BadInput(name, 'changed', f'was run here with other code; rename it, or delete {workdir}')
+            raise BadInput(name, NO_VALUE, f'was run here with other code; rename it, or delete {workdir}')
     if sources:
         os.makedirs(workdir, exist_ok=True)
         json_file.write(path, recorded | sources)

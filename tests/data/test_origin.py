@@ -354,7 +354,7 @@ def test_a_run_reads_the_commit_that_it_began_with(hub_cache, tmp_path):
     # another one that is to read the same
     told = open_config(sums(), str(tmp_path / 'cold'), origins=[data.Origin(**origin)])
     assert told.settings.data.origins == (data.Origin(**origin),)
-    with pytest.raises(BadInput, match=r"data.revision = 'main': was '' in "):
+    with pytest.raises(BadInput, match=r"data.revision is '' and not 'main'"):
         open_train_split(open_config(sums(data__revision='main'), workdir))
 
 
@@ -449,7 +449,7 @@ def test_an_experiment_runs_on_nothing_but_the_cache_of_the_hub(hub_cache, tmp_p
     lines = capfd.readouterr().err.splitlines()
     assert f'data set gsm8k: commit {OLD} of openai/gsm8k, data/math has no file of it' in lines
     assert f'model Qwen/Qwen3-0.6B: commit {NEW} of the hub' in lines
-    content, _ = evaluate.open_report(evaluate.open_subject(None, 'run', None), 1, 'test')
+    content, _ = evaluate.open_report(evaluate.open_subject(None, 'run'), 1, 'test')
     assert [origin['commit'] for origin in content['origins']] == [OLD]
 
 

@@ -174,7 +174,7 @@ def test_a_config_without_the_section_is_refused():
     config = arithmetic.get_config()
     with config.unlocked():
         del config['diagnose']
-    with pytest.raises(BadInput, match=r'^diagnose = None: is missing'):
+    with pytest.raises(BadInput, match=r'^diagnose is missing'):
         Settings.from_config(config)
 
 

@@ -80,7 +80,8 @@ def print_verdict(verdict: Verdict, *, legend: bool = True) -> None:
     slices = f'{plan.slices} slices of ' if plan.slices > 1 else ''
     lines = [
         f'{slices}{plan.topology}: {plan.mesh.size} {"GPUs" if plan.on_gpus else "chips"} of '
-        f'{plan.chip.memory / GIB:.2f} GiB; mesh {mesh}; {rows} {packed} rows of {columns} tokens a microbatch and chip',
+        f'{plan.chip.memory / GIB:.2f} GiB; mesh {mesh}; '
+        f'{rows} {packed} rows of {columns} tokens a microbatch and chip',
         programs_table(verdict),
         *(f'  {name}: {text}'.replace('\n', ' ') for name, text in columns_of(plan).items() if text and legend),
     ]
@@ -186,8 +187,8 @@ def summary(verdict: Verdict) -> list[str]:
         first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB needed, {memory:.2f} available'
     lines = [
         first,
-        f'room, estimated and not compiled: for data.prompts_per_step={prompts} with microbatches as large as now, '
-        f'or for {rows} rows of a microbatch on a chip (now {plan.microbatch()[0]})',
+        f'room, estimated and not compiled: data.prompts_per_step={prompts} with microbatches as large as now, '
+        f'or {rows} rows of a microbatch on a chip (now {plan.microbatch()[0]})',
     ]
     if plan.on_gpus:
         lines.append(
