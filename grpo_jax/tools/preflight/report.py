@@ -80,7 +80,8 @@ def print_verdict(verdict: Verdict, *, legend: bool = True) -> None:
     slices = f'{plan.slices} slices of ' if plan.slices > 1 else ''
     lines = [
         f'{slices}{plan.topology}: {plan.mesh.size} {"GPUs" if plan.on_gpus else "chips"} of '
-        f'{plan.chip.memory / GIB:.2f} GiB; mesh {mesh}; {rows} {packed} rows of {columns} tokens a microbatch and chip',
+        f'{plan.chip.memory / GIB:.2f} GiB; mesh {mesh}; '
+        f'{rows} {packed} rows of {columns} tokens a microbatch and chip',
         programs_table(verdict),
         *(f'  {name}: {text}'.replace('\n', ' ') for name, text in columns_of(plan).items() if text and legend),
     ]
