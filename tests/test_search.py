@@ -68,7 +68,8 @@ def test_formulas_are_near_what_the_compiler_said(slices, monkeypatch):
     monkeypatch.setattr(chips, 'lookup', lambda kind: chips.TPUS['v5e'])
     sizes = {'model.path': 'Qwen/Qwen2.5-0.5B', 'data.prompts_per_step': 8, 'rollout.max_tokens': 1024}
     asked = plan.change_config(gsm8k.get_config(), sizes | {'mesh.fsdp': 4, 'learner.microbatches': 8})
-    guess = model.guess(plan.make(asked, 'v5e:2x2'), model.setting_of(asked))
+    made = plan.make(asked, 'v5e:2x2')
+    guess = model.guess(made, model.setting_of(made.config))
     assert guess.seconds['update']['products'] == pytest.approx(0.404, rel=0.15)
     assert guess.seconds['update']['HBM'] == pytest.approx(0.228, rel=0.5)
     assert guess.seconds['update']['sent'] == pytest.approx(14.9e9 / 1e11, rel=0.5)
