@@ -125,6 +125,21 @@ def test_a_preset_is_a_file(folder):
     assert make_algorithm(parsed('--config=own.py')).surrogate.keywords['width'] == 0.7
 
 
+def test_files_of_presets_and_pieces_may_lie_beside_the_config(folder, monkeypatch):
+    (folder / 'own.py').write_text(
+        'from grpo_jax.configs import arithmetic\n\n\ndef get_config(preset="dr_grpo"):\n'
+        '    config = arithmetic.get_config(preset)\n    config.algorithm.regularizers = ("mine.py:regularizers",)\n'
+        '    return config\n'
+    )
+    (folder / 'elsewhere').mkdir()
+    monkeypatch.chdir(folder / 'elsewhere')
+    config = parsed('--config=../own.py:squash.py')
+    assert config.algorithm.surrogate == '../squash.py:squash'
+    assert config.algorithm.regularizers == ('../mine.py:regularizers',)
+    made = make_algorithm(config)
+    assert pieces.name_of(made.surrogate) == 'squash' and pieces.name_of(made.regularizers[0]) == 'regularizers'
+
+
 def test_a_misspelt_number_is_refused_with_the_nearest(folder):
     config = arithmetic.get_config('squash.py')
     config.algorithm.widht = 0.7
@@ -210,7 +225,7 @@ def test_an_edited_file_is_refused_and_a_moved_one_is_not(folder):
         text = refusal(moved, folder / 'run', steered=steered)
         assert "algorithm.surrogate is 'squash of squash.py, sha256 " in text and '\n' not in text
         assert "and not 'squash of squash.py, sha256 " in text and '--branch=DIR' in text
-    assert "algorithm.surrogate is 'squash.py:squash' and not 'clip'" in refusal(tiny_run.config(), folder / 'run')
+    assert "squash.py:squash' and not 'clip'" in refusal(tiny_run.config(), folder / 'run')
 
 
 def test_another_number_is_amended(folder):
