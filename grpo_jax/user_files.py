@@ -43,7 +43,8 @@ def load_function(thing: str, name: str) -> Callable:
     file, _, function = name.rpartition(':')
     path = next((path for path in (file, os.path.join(PACKAGE, file)) if os.path.isfile(path)), None)
     if path is None:
-        raise BadInput(thing, name, f'no file {file!r} in {os.getcwd()} or {PACKAGE}; give FILE.py:NAME')
+        places = f'{os.getcwd()} and {PACKAGE}'
+        raise BadInput(thing, name, f'names no file; FILE.py of FILE.py:NAME is looked for in {places}')
     try:
         module = import_file(path)
     except (Exception, SystemExit) as error:  # a user's file may raise anything

@@ -125,6 +125,21 @@ def test_a_preset_is_a_file(folder):
     assert make_algorithm(parsed('--config=own.py')).surrogate.keywords['width'] == 0.7
 
 
+def test_files_of_presets_and_pieces_may_lie_beside_the_config(folder, monkeypatch):
+    (folder / 'own.py').write_text(
+        'from grpo_jax.configs import arithmetic\n\n\ndef get_config(preset="dr_grpo"):\n'
+        '    config = arithmetic.get_config(preset)\n    config.algorithm.regularizers = ("mine.py:regularizers",)\n'
+        '    return config\n'
+    )
+    (folder / 'elsewhere').mkdir()
+    monkeypatch.chdir(folder / 'elsewhere')
+    config = parsed('--config=../own.py:squash.py')
+    assert config.algorithm.surrogate == '../squash.py:squash'
+    assert config.algorithm.regularizers == ('../mine.py:regularizers',)
+    made = make_algorithm(config)
+    assert pieces.name_of(made.surrogate) == 'squash' and pieces.name_of(made.regularizers[0]) == 'regularizers'
+
+
 def test_a_misspelt_number_is_refused_with_the_nearest(folder):
     config = arithmetic.get_config('squash.py')
     config.algorithm.widht = 0.7
@@ -143,11 +158,11 @@ def test_the_refusal_of_an_unknown_name_says_what_is_near_and_how_a_file_is_name
 @pytest.mark.parametrize(
     'name, text, words',
     [
-        ('nowhere.py:squash', None, "no file 'nowhere.py' in "),
+        ('nowhere.py:squash', None, 'names no file; FILE.py of FILE.py:NAME is looked for in '),
         ('bad.py:squash', 'x = 1\ny = (\n', 'bad.py, line 2: SyntaxError'),
         ('bad.py:squash', 'x = 1\ny = 1 / 0\n', 'bad.py, line 2: ZeroDivisionError'),
         ('bad.py:squash', 'x = 1\n', "has no function 'squash'"),
-        ('bad.py', 'x = 1\n', 'give FILE.py:NAME'),
+        ('bad.py', 'x = 1\n', 'names no file; FILE.py of FILE.py:NAME'),
         ('bad.py:squash', 'def squash(ratio, *, width): return ratio\n', 'its number width has no default'),
     ],
 )
@@ -208,9 +223,9 @@ def test_an_edited_file_is_refused_and_a_moved_one_is_not(folder):
     (folder / 'moved' / 'squash.py').write_text(SQUASH.replace('jnp.tanh', 'jnp.sin'))
     for steered in (None, Steering(amend=True)):
         text = refusal(moved, folder / 'run', steered=steered)
-        assert text.startswith("algorithm.surrogate = 'squash of squash.py, sha256 ") and '\n' not in text
-        assert "was 'squash of squash.py, sha256 " in text and '--branch=DIR' in text
-    assert refusal(tiny_run.config(), folder / 'run').startswith("algorithm.surrogate = 'clip': was 'squash.py:squash'")
+        assert "algorithm.surrogate is 'squash of squash.py, sha256 " in text and '\n' not in text
+        assert "and not 'squash of squash.py, sha256 " in text and '--branch=DIR' in text
+    assert "squash.py:squash' and not 'clip'" in refusal(tiny_run.config(), folder / 'run')
 
 
 def test_another_number_is_amended(folder):
@@ -233,14 +248,14 @@ def test_an_algorithm_that_was_given_is_the_runs_from_then_on(tmp_path):
     assert section['surrogate'] == f'{__name__}:squash' and section['width'] == 0.3
     assert not open_changes(config, str(tmp_path / 'run'), given)  # the same goes on
     text = refusal(config, tmp_path / 'run')  # left out
-    assert text.startswith(f"algorithm.surrogate = 'clip': was '{__name__}:squash'") and '--branch=DIR' in text
+    assert f"algorithm.surrogate is '{__name__}:squash' and not 'clip'" in text and '--branch=DIR' in text
 
     text = refusal(config, tmp_path / 'run', made._replace(surrogate=edited_squash()))  # of the same name
-    assert text.startswith("algorithm.surrogate = 'squash of ") and "was 'squash of " in text
+    assert "algorithm.surrogate is 'squash of " in text and "and not 'squash of " in text
     assert 'algorithm.kl_coef' in refusal(config, tmp_path / 'run', given._replace(kl_coef=0.2))
     plain = tmp_path / 'plain'
     begin(config, plain)
-    assert "was 'clip'" in refusal(config, plain, given)
+    assert "algorithm.surrogate is 'clip' and not" in refusal(config, plain, given)
     lines = list(provenance.describe_differences(str(plain), str(tmp_path / 'run')))
     assert any(line.startswith("piece algorithm.surrogate: 'clip' became 'squash of ") for line in lines)
 
@@ -285,7 +300,7 @@ def write_programs(workdir, hashes):
 
 @pytest.mark.parametrize('own', [True, False])
 def test_other_programs_are_refused_or_said_where_nothing_else_has_changed(folder, caplog, own, monkeypatch):
-    monkeypatch.setattr(steering, '_commit', lambda root: {})
+    monkeypatch.setattr(steering, '_describe_clone', lambda root: {})
     config, run = by_file() if own else tiny_run.config(), folder / 'run'
     begin(config, run)
     write_programs(run, {'update': 'a', 'sample': 'b'})
@@ -384,10 +399,10 @@ def get_config(preset='dr_grpo', **changes):
 def test_a_sweep_refuses_a_folder_with_other_settings_before_any_run(folder, monkeypatch):
     monkeypatch.setattr(train, 'run', lambda *_, **__: pytest.fail('refused before'))
     begin(get_config('squash.py'), folder / 'sweep' / 'squash' / '1')
-    with pytest.raises(BadInput, match=r'optimizer\.learning_rate = 0\.5: was 0\.0003 in .*squash/1'):
+    with pytest.raises(BadInput, match=r'squash/1.*optimizer\.learning_rate is 0\.0003 and not 0\.5'):
         sweep.run(lambda preset: get_config(preset, optimizer__learning_rate=0.5), ['squash.py'], 2, 'sweep')
     (folder / 'squash.py').write_text(SQUASH.replace('jnp.tanh', 'jnp.sin'))
-    with pytest.raises(BadInput, match=r'algorithm\.surrogate = .squash of squash\.py'):
+    with pytest.raises(BadInput, match=r'algorithm\.surrogate is .squash of squash\.py'):
         sweep.run(get_config, ['grpo', 'squash.py'], 2, 'sweep')
     assert os.listdir('sweep') == ['squash']
 
@@ -481,10 +496,10 @@ def test_a_variant_of_a_file_lives_by_command(long, folder, small, chosen):
     assert status == 0 and "piece algorithm.surrogate: 'clip' became 'squash of squash.py" in out
     # with other pieces it does not go on
     status, _, errors = command('train', '--config=arithmetic', *own, '--workdir=runs/killed')
-    assert status == 2 and "error: algorithm.surrogate = 'clip': was 'squash.py:squash'" in errors
+    assert status == 2 and "algorithm.surrogate is 'squash.py:squash' and not 'clip'" in errors
     (folder / 'squash.py').write_text(SQUASH.replace('jnp.tanh', 'jnp.sin'))
     status, _, errors = command('train', *chosen, *own, '--workdir=runs/killed')
-    assert status == 2 and "error: algorithm.surrogate = 'squash of squash.py, sha256 " in errors
+    assert status == 2 and "algorithm.surrogate is 'squash of squash.py, sha256 " in errors
     assert command('train', *chosen, *own, '--config.steps=5', '--branch=runs/y', '--workdir=runs/killed')[0] == 0
     (event,) = [row for row in recorded_events('runs/y') if row['event'] == 'branched']
     assert event['changes']['algorithm.surrogate'][0].startswith('squash of squash.py, sha256 ')
@@ -502,7 +517,7 @@ def test_a_variant_of_a_file_is_swept_beside_its_baseline_by_command(long, folde
     ]  # fmt: skip
     (folder / 'squash.py').write_text(SQUASH.replace('jnp.tanh', 'jnp.sin'))
     status, _, errors = command('sweep', *arguments)
-    assert status == 2 and "error: algorithm.surrogate = 'squash of squash.py" in errors
+    assert status == 2 and "algorithm.surrogate is 'squash of squash.py" in errors
 
 
 def test_a_variant_of_a_notebook_lives_too(long, folder, small):
@@ -526,7 +541,7 @@ def test_a_variant_of_a_notebook_lives_too(long, folder, small):
     assert [v.name for v in read.read_variants(['runs/killed', 'runs/base'])] == ['killed', 'base']
     assert command('evaluate', '--workdir=runs/killed')[0] == 0
     for other in ({}, {'algorithm': variant._replace(surrogate=make_squash(0.2))}):
-        with pytest.raises(BadInput, match=r'algorithm\.surrogate = .*: was .*squash.*--branch=DIR'):
+        with pytest.raises(BadInput, match=r'algorithm\.surrogate is .*squash.* and not .*--branch=DIR'):
             train.run(config, 'runs/killed', **other)
     status, _, errors = command('train', '--config=arithmetic', *flags_of(small), '--workdir=runs/killed')
     assert status == 2 and ':squash' in errors

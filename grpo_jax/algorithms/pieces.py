@@ -176,7 +176,7 @@ def describe(piece: Callable) -> dict[str, str]:
     variables = getattr(function, '__globals__', {})
     if user_files.DIGEST in variables:
         return {'name': name, 'file': variables['__file__'], 'sha256': variables[user_files.DIGEST]}
-    source, values = '', [*enumerate(getattr(piece, 'args', ()))]
+    source, values = '', list[tuple[Any, Any]](enumerate(getattr(piece, 'args', ())))
     with contextlib.suppress(OSError, TypeError):  # no file or cell may have it
         source = inspect.getsource(function)
     if inspect.isfunction(function):

@@ -7,6 +7,7 @@ anybody, so it is checked before it is used.
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -89,34 +90,37 @@ def experiments() -> list[str]:
 def read_config(path: str, *preset: str) -> ConfigDict:
     """The ConfigDict that get_config(*preset) of a config file returns; raises BadInput as call_function does.
 
-    A FILE.py that it names, of a data set or a reward, may also lie beside the config file.
+    A FILE.py of a preset, and one that the config names, may also lie beside the config file.
     """
-    config = call_function(path, 'get_config', *preset)
+    folder = os.path.dirname(path)
+    config = call_function(path, 'get_config', *(_place(name, folder) for name in preset))
     if not isinstance(config, ConfigDict):
         kind = type(config).__name__
         raise BadInput(path, NO_VALUE, f'returns a value of type {kind} from get_config(); return that of default.py')
     with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):  # Settings refuse values of wrong types
-        _look_beside(config, os.path.dirname(path))
+        _look_beside(config, folder)
     return config
 
 
 def _look_beside(config, folder):
-    """Puts a folder before each FILE.py of a data set or reward that lies in it, and in no place that comes before."""
-
-    def place(file):
-        beside = os.path.join(folder, file)
-        first = any(os.path.isfile(os.path.join(home, file)) for home in ('', PACKAGE))
-        return file if first or not os.path.isfile(beside) else beside
-
-    def place_reward(path):
-        file, colon, name = path.rpartition(':')
-        return f'{place(file)}{colon}{name}' if rewards.is_file(path) else path
-
-    if data.is_file(config.data.name):
-        config.data.name = place(config.data.name)
-    config.reward.step_rewards = place_reward(config.reward.step_rewards)
+    """Puts a folder before each FILE.py of a data set, reward or piece for which `_place` does."""
+    place = functools.partial(_place, folder=folder)
+    config.data.name = place(config.data.name)
+    config.reward.step_rewards = place(config.reward.step_rewards)
     for section in (config.reward, *config.reward.by_source.values()):
-        section['parts'] = tuple((place_reward(path), weight) for path, weight in section['parts'])
+        section['parts'] = tuple((place(path), weight) for path, weight in section['parts'])
+    for key in MODULES:
+        value = config.algorithm[key]
+        config.algorithm[key] = tuple(map(place, value)) if isinstance(value, tuple) else place(value)
+
+
+def _place(name, folder):
+    """FILE.py or FILE.py:NAME with a folder before it, if FILE lies there and in no place that comes before."""
+    if not user_files.is_file(name):
+        return name
+    file = name if name.endswith('.py') else name.rpartition(':')[0]
+    first = any(os.path.isfile(os.path.join(home, file)) for home in ('', PACKAGE))
+    return name if first or not os.path.isfile(os.path.join(folder, file)) else os.path.join(folder, name)
 
 
 def call_function(path: str, name: str, *arguments: Any) -> Any:

@@ -64,8 +64,9 @@ def describe_differences(workdir: str, other: str) -> Iterator[str]:
     data_changes = [c for c in changed if c.key.startswith('data.') and c.key != 'data.prompts_per_step']
     same_data = not data_changes and origins[0] == origins[1]
     yield 'the data are the same' if same_data else 'the data differ' + ' in where they are from' * (not data_changes)
-    pieces = [steering.recorded_pieces(folder) for folder in (workdir, other)]
-    yield from (f'piece {change.key}: {change.old!r} became {change.new!r}' for change in steering.differences(*pieces))
+    pieces, others = (steering.recorded_pieces(folder) for folder in (workdir, other))
+    for key, old, new in steering.differences(pieces, others):
+        yield f'piece {key}: {old!r} became {new!r}'
     if not changed:
         yield 'the settings are the same'
     elif [change.key for change in changed] == ['seed']:
