@@ -104,6 +104,10 @@ def test_an_exception_saves_the_last_finished_step(tmp_path, monkeypatch, capsys
     assert sorted(os.listdir(tmp_path / 'run' / 'checkpoints')) == ['2']
     assert f'2 steps of {tmp_path}/run are saved; the same command goes on from there' in capsys.readouterr().err
     train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(0)})
+    said = capsys.readouterr().err
+    assert 'train: goes on after 2 of 3 steps\n' in said and 'train: 3 of 3, step 2, reward' in said
+    train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(0)})
+    assert 'train: finished after 3 steps; raise steps to go on\n' in capsys.readouterr().err
     train.run(changed, str(tmp_path / 'straight'), functions={'mine': Failing(0)})
     assert (tmp_path / 'run' / 'metrics.jsonl').read_bytes() == (tmp_path / 'straight' / 'metrics.jsonl').read_bytes()
     assert [row['step'] for row in tiny_run.rows(tmp_path / 'run')] == [0, 1, 2]
