@@ -21,7 +21,8 @@ STEPS = 8
 # what the console of a run says; whatever else there is comes from a library
 OURS = re.compile(
     r'compil(ing|ed) |read(ing)? the |drawing the weights'
-    r'|judging gold answers|evaluat(ing|ed)|(cold start|train): (\d+ of \d+(, | in )|(goes on|finished) after )|sample: |waiting for the '
+    r'|judging gold answers|evaluat(ing|ed)|(cold start|train): \d+ of \d+(, | in )|sample: |waiting for the '
+    r'|(cold start|train): (goes on|finished) after '
     r'|(diagnosis|note) at step |warning: ([a-z_.]+: was .*, now |begins anew: )'
 )
 SMALL = [
