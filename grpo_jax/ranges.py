@@ -242,8 +242,11 @@ def check_value(key: str, value: Any, annotation: Any) -> None:
 
 def check_finite(tree: Any, key: str = '') -> None:
     """Raises BadInput for each NaN and infinity in nested dicts and sequences. key: the dotted name of `tree`."""
-    members = [(key, value) for value in tree] if isinstance(tree, (list, tuple)) else []
-    members += [(_join(key, name), value) for name, value in tree.items()] if _is_mapping(tree) else []
+    members: list[tuple[str, Any]] = []
+    if _is_mapping(tree):
+        members = [(_join(key, name), value) for name, value in tree.items()]
+    elif isinstance(tree, (list, tuple)):
+        members = [(key, value) for value in tree]
     with Checks() as checks:
         for path, value in members:
             checks(check_finite, value, path)

@@ -22,6 +22,7 @@ from grpo_jax.configs import default
 from grpo_jax.diagnose import MONITORS, PUBLISHED, DiagnoseOptions
 from grpo_jax.models import hf, transformer
 from grpo_jax.models.hf import families
+from grpo_jax.run import config_file
 from grpo_jax.tools import sweep
 from tests import doc_examples, small_model
 from tests.doc_examples import PAGES, ROOT
@@ -563,3 +564,17 @@ def test_the_table_says_how_many_files_and_lines_each_takes():
             assert sum(map(int, re.findall(r'\d+', places))) == len(files), row
         assert int(count) == sum(lines.pop(file) for file in files), row
     assert not lines, 'an example that the table does not have'
+
+
+def test_every_experiment_is_listed_with_figures_that_were_measured():
+    """Each number of a docstring's line `Measured:` stands in the page of results, or in that of the recipes."""
+    page, measured = (doc_examples.read(f'docs/{name}.md') for name in ('config', 'results'))
+    measured += doc_examples.read('docs/recipes.md')
+    for name in config_file.experiments():
+        if name.startswith('labs/'):
+            continue
+        (row,) = (line for line in page.splitlines() if line.startswith(f'| [`{name}`](../configs/{name}.py) |'))
+        _, _, _, machine, time, figure, _ = (cell.strip() for cell in row.split('|'))
+        assert machine and (machine == 'not run') == (not time), row
+        numbers = re.findall(r'[0-9][0-9.,]*[0-9]', f'{time} {figure}') if name != 'arithmetic_reward' else []
+        assert [number for number in numbers if number not in measured] == [], row

@@ -93,7 +93,7 @@ def test_a_reward_model_learns_on_with_its_head(iterated, tmp_path):
     made, workdir, _, _ = iterated
     folder = os.path.join(workdir, '0', 'reward_model', 'reward_model')
     changed = iterate.reward_model_config(made, 1, folder, [iterated[2]])
-    begun = reward_model.make_initial_params(open_config(changed, str(tmp_path), head=True))
+    begun = reward_model.make_initial_params(open_config(changed, str(tmp_path / 'fresh'), head=True))
     assert np.any(np.asarray(begun['value_head']))
     changed.supervised.updates, changed.supervised.optimizer.learning_rate = 1, 0.0
     ended = reward_model.run(changed, str(tmp_path / 'run')).params

@@ -22,6 +22,7 @@ STEPS = 8
 OURS = re.compile(
     r'compil(ing|ed) |read(ing)? the |drawing the weights'
     r'|judging gold answers|evaluat(ing|ed)|(cold start|train): \d+ of \d+(, | in )|sample: |waiting for the '
+    r'|(cold start|train): (goes on|finished) after '
     r'|(diagnosis|note) at step |warning: ([a-z_.]+: was .*, now |begins anew: )'
 )
 SMALL = [

@@ -261,7 +261,7 @@ def test_a_stopped_run_goes_on_exactly_and_its_folder_scores_as_it_did(tmp_path,
 
 
 def test_a_completion_is_read_as_it_was_in_training(tmp_path):
-    run = open_config(config(), str(tmp_path))
+    run = open_config(config(), str(tmp_path / 'fresh'))
     examples = read(run, reward_model.OBJECTIVES['steps'], 'test')
     for example, (row,), (marks,) in zip(*examples.dataset[:1], examples.completions, examples.marks, strict=True):
         text = ' '.join(example.meta['steps'])

@@ -107,6 +107,10 @@ def test_a_reward_that_fails_saves_the_last_finished_step_and_goes_on_bit_for_bi
     assert sorted(os.listdir(tmp_path / 'run' / 'checkpoints')) == ['2']
     assert f'2 steps of {tmp_path}/run are saved; the same command goes on from there' in capsys.readouterr().err
     train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(0)})
+    said = capsys.readouterr().err
+    assert 'train: goes on after 2 of 3 steps\n' in said and 'train: 3 of 3, step 2, reward' in said
+    train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(0)})
+    assert 'train: finished after 3 steps; raise steps to go on\n' in capsys.readouterr().err
     train.run(changed, str(tmp_path / 'straight'), functions={'mine': Failing(16)})
     assert (tmp_path / 'run' / 'metrics.jsonl').read_bytes() == (tmp_path / 'straight' / 'metrics.jsonl').read_bytes()
     first, *later = [row['reward_missing'] for row in tiny_run.rows(tmp_path / 'run')]

@@ -179,8 +179,10 @@ def test_a_traceback_is_escaped(capsys):
 
 def test_show_prints_what_the_data_say(tmp_path, capsys):
     row = {'prompt': f'1+1= {HOSTILE[:-8]}', 'answer': '\x1b[2J2'}
-    (tmp_path / 'train.jsonl').write_text(json.dumps(row) + '\n')
-    config = tiny_run.config(data__name='files', data__max_prompt_tokens=400)
+    for split in ('train', 'test'):
+        (tmp_path / f'{split}.jsonl').write_text(json.dumps(row | {'prompt': row['prompt'] + split}) + '\n')
+    changes = {'reward__parts': (('format', 1.0),), 'reward__verifier': '', 'collection__gate': 'reward'}
+    config = tiny_run.config(data__name='files', data__max_prompt_tokens=400, **changes)
     config.data.options = {'folder': str(tmp_path)}
     text = '\n'.join(show.lines(config, 1))
     assert '\x1b' not in text and r'\x1b[2J2' in text and '[red]x[/red]' in text

@@ -146,7 +146,7 @@ def call_function(path: str, name: str, *arguments: Any) -> Any:
 
 def _place_of(error, path):
     """The file and line where a config file failed; path: of the config file, as the user gave it."""
-    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    frames: list[Any] = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         frames.append((error.filename, error.lineno))
     whole = os.path.abspath(path)

@@ -316,8 +316,8 @@ def _open_branch(config, workdir, functions, steered, outer):
     or its adapters do not fit.
     """
     branch = steered.branch
-    outer, inner = os.path.realpath(workdir), os.path.realpath(branch)
-    if os.path.commonpath([outer, inner]) in (outer, inner):
+    places = os.path.realpath(workdir), os.path.realpath(branch)
+    if os.path.commonpath(places) in places:
         raise BadInput('--branch', branch, f'and {workdir} must not lie in one another; name a folder beside it')
     if os.path.exists(os.path.join(branch, 'config.json')):
         parents = [row['parent'] for row in rows.recorded_events(branch) if row['event'] == 'branched']

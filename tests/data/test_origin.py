@@ -375,7 +375,7 @@ def test_pairs_of_the_hub_are_what_dpo_learns_from(hub_cache, tmp_path):
     path = 'trl-lib/ultrafeedback_binarized'
     cache.write(hub_cache, path, OLD, REPOSITORIES[path])
     changes = {'collection__source': 'pairs', 'data__name': 'preferences', 'data__path': path, 'data__options': {}}
-    run = open_config(tiny_run.config(preset='dpo', **changes), str(tmp_path))
+    run = open_config(tiny_run.config(preset='dpo', **changes), str(tmp_path / 'run'))
     tokenizer, most = run.model.tokenizer, run.settings.sampling.max_tokens
     dataset, ((chosen, rejected),) = demonstrations.find(
         open_split(run, 'train'), tokenizer, ('demonstration', 'rejected'), most, run.settings.data.name
@@ -464,7 +464,8 @@ def test_without_hub_or_folder_a_command_says_in_one_line_how_to_get_the_data(tm
         timeout=120,
     )
     assert done.returncode == 2 and done.stdout == ''
-    (line,) = done.stderr.splitlines()
+    line, *others = done.stderr.splitlines()  # the model is not there either
+    assert all(other.startswith('error: model.path') for other in others), done.stderr
     assert line.startswith("error: data.path = 'openai/gsm8k': data/math has no file of the data set gsm8k, ")
     assert '`hf download openai/gsm8k --repo-type dataset`' in line
     assert os.listdir(tmp_path) == []
