@@ -52,7 +52,7 @@ MORE_PARAMETERS = {
     'sampler/generate.py:generate': 'public, and called by keyword in notebooks; `limit` has a default',
 }
 # modules with one importer that are shorter than LEAST_LINES
-SMALL = {'diagnose/monitors'}
+SMALL = set()
 # file names that occur twice, and where
 TWINS = {
     'countdown.py': {'data', 'rewards'},  # a data set and its reward

@@ -58,7 +58,7 @@ def _explain_all_wrong(rows, context):
 
 def _share_text(rows, answer):
     """The mean share of truncated or unparsed completions, or the spread of rewards, as a clause of the evidence."""
-    name = {'gated': 'reward_std'}.get(answer, answer)
+    name = 'reward_std' if answer == 'gated' else answer
     return f', {name} {average(rows, name):.2f}' if answer else ''
 
 

@@ -37,7 +37,7 @@ UNKNOWN = Limits()
 
 def overrides(flags: str) -> dict[str, str]:
     """Returns {dotted key: text of its value} of the --config flags in a text."""
-    return dict(match.groups() for word in shlex.split(flags) if (match := FLAG.fullmatch(word)))
+    return {match[1]: match[2] for word in shlex.split(flags) if (match := FLAG.fullmatch(word))}
 
 
 def make_acts(config: Any, limits: Limits = UNKNOWN) -> Callable[[str], bool]:

@@ -202,7 +202,7 @@ class Context(NamedTuple):
         with other settings, so that a new run is named.
         """
         for template in (answer.remedy, answer.otherwise):
-            flags = template.format(**self.remedy_texts() | numbers)
+            flags = template.format(**self.remedy_texts() | dict(numbers))
             if flags and self.acts(flags):
                 if self.steps and step + 1 >= self.steps and '--workdir=NEW' not in flags:
                     flags = '--workdir=NEW ' + WAYS.sub('', flags)

@@ -91,6 +91,8 @@ STILL_TOO_HIGH: dict[str, Any] = {
     'groups_all_wrong': (0.0, 0.1562, 0.4688, 0.2812, 0.4375).__getitem__,
 }
 
+SHARPENING = (0.3268, 0.2242, 0.1653, 0.1394, 0.0981, 0.0858, 0.087, 0.0785, 0.0748, 0.0611, 0.0615, 0.0542)
+
 MUST: dict[str, list[Stream]] = {
     'large_updates': [
         # 0.4 loses more than half of its deviation, 0.4, in a step, and the entropy falls to a hundredth
@@ -334,6 +336,8 @@ SILENT: dict[str, list[Stream]] = {
         Stream(rows(reward=from_step(10, 0.0, 0.6)), context=RUN),
         Stream(rows(entropy=from_step(10, 0.001, 0.6)), context=RUN),
         Stream(rows(20, reward=lambda step: 0.6 - 0.03 * step, entropy=lambda step: 0.5 * 0.9**step), context=RUN),
+        # labs/sums at 3e-4, as measured: the entropy falls as fast, and no prompt is lost
+        Stream(rows(12, entropy=SHARPENING.__getitem__, groups_all_wrong=0.0), context=RUN),
     ],
     'unverified_advantage': [
         Stream(rows(advantage_all_wrong=0.7, **{'reward/numeric': 0.05}), context=RUN),  # the verifier alone pays

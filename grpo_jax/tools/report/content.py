@@ -122,7 +122,7 @@ def count_time(run: Run) -> str:
 
 
 def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
-    """Yields {'step', 'kind', 'where', 'title', 'fields'} of each event, run by run and in order of steps."""
+    """Yields {'step', 'kind', 'where', 'title', 'fields', 'remedy'} of each event, run by run and in order of steps."""
     several = sum(len(variant.runs) for variant in variants) > 1
     for variant in variants:
         for run in variant.runs:
@@ -137,7 +137,7 @@ def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
                 kind = row['event'].replace('_', ' ')
                 yield {
                     'step': row['step'], 'kind': kind, 'where': where, 'title': title.replace('_', ' '),
-                    'fields': list(fields.items()),
+                    'fields': list(fields.items()), 'remedy': fields.get('command') or fields.get('remedy', ''),
                 }  # fmt: skip
 
 
