@@ -45,11 +45,14 @@ SMALL = (
     *('--config.supervised.updates=4', '--config.supervised.batch=8', '--config.optimizer.learning_rate=1e-2'),
     *('--config.evaluation.prompts=6', '--config.evaluation.samples=2', '--config.evaluation.every=3'),
     *('--config.checkpoint.every=2', '--config.log.rollouts=1', f'--config.steps={STEPS}'),
+    '--config.collection.gate=outcome',  # the default of commits that had `auto`
+    '--config.diagnose.on=off',  # what monitors say may change
 )
 STATES = 1, 2, 3  # --states goes on from the checkpoints of these steps
 EACH_STEP = ('--config.checkpoint.every=1', '--config.checkpoint.keep=100', f'--config.steps={STATES[-1] + 1}')
 CLOSE = 1e-6
 RENAMED = {'kl_every': 'kl_observe'}  # keys of config.log, and their names in commits before they were renamed
+ADDED = ('advantage_all_wrong',)  # metrics that earlier commits lack, which are not compared
 # compared as they are; paths of this machine are taken out before
 COMPARED = ('metrics.jsonl', 'evaluations.jsonl', 'events.jsonl', 'config.json', 'completions.jsonl')
 
@@ -93,7 +96,10 @@ CASES = {
     'dpo': Case('arithmetic:dpo', ('--config.rollout.temperature=0.9',)),
     'opd': Case(
         'arithmetic:opd',
-        ('--config.teacher.path={folder}/policy', '--config.algorithm.teacher_top_k=0', '--config.teacher.park=True'),
+        (
+            *('--config.teacher.path={folder}/policy', '--config.algorithm.teacher_top_k=0'),
+            *('--config.teacher.park=True', '--config.collection.gate=none'),
+        ),
         before=POLICY,
     ),
     'unequal': Case(
@@ -241,6 +247,8 @@ class Checkout:
                 text = path.read_text(encoding='utf8').replace(str(self.folder), '.').replace(str(self.source), '.')
                 for new, old in self.older_names.items():
                     text = text.replace(f'"{old}"', f'"{new}"')
+                for name_of_metric in ADDED:
+                    text = re.sub(f'"{name_of_metric}": [^,]*, ', '', text)
                 found[str(where).replace('.killed', '')] = text.replace(f'{name}.killed', name)
         newest = max((folder / 'run' / 'checkpoints').iterdir(), key=lambda path: int(path.name))
         metadata = json.loads((newest / '_CHECKPOINT_METADATA').read_text(encoding='utf8'))['custom_metadata']
@@ -276,6 +284,7 @@ class Checkout:
         tree = read_arrays(epath.Path(workdir / 'checkpoints' / str(step + 1) / 'default'))
         leaves = jax.tree_util.tree_leaves_with_path({key: tree[key] for key in ('params', 'opt_state')})
         lines = (workdir / 'rollouts' / f'{step:06}.jsonl').read_text(encoding='utf8').splitlines()
+        row = {metric: value for metric, value in row.items() if metric not in ADDED}
         numbers = row | {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
         return numbers, [(row['completion'], row['tokens']) for row in map(json.loads, lines)]
 

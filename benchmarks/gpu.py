@@ -1,6 +1,7 @@
 """One GPU: updates by cuDNN's attention beside XLA's, padded and packed, and rollouts, in bfloat16 with random weights.
 
 python -m benchmarks.gpu [--model=Qwen2.5-0.5B] [--lengths=long-tailed] [--part=rollouts] [--repeats=5]
+JAX_PLATFORMS=cpu python -m benchmarks.gpu --part=memory --lengths=equal   # what preflight says of the updates' memory
 
 64 rows of 256 + 1,024 tokens, or with a mean of 300 of the 1,024; whole layers are computed again in the backward
 pass. Rollouts decode by a loop over layers, and without one. An update is dr_grpo's with gradient descent, so that
@@ -27,7 +28,7 @@ from grpo_jax.models.hf import families
 from grpo_jax.sampler import programs
 from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, compiled, mesh
-from grpo_jax.tools.preflight import plan
+from grpo_jax.tools.preflight import compiler, plan, topology
 from grpo_jax.types import Prompts
 
 CASES = {
@@ -119,16 +120,35 @@ def rollouts(model_config, params, case, experience, repeats):
         )
 
 
+def memory(model_config, case):
+    """Prints the temporaries of each update as preflight counts them for a GPU, with its margin and without."""
+    for name, way in WAYS.items():
+        way = dict(chunk=0, dtype='float16', remat='full', attention='splash') | way
+        learner = build_learner(model_config, case, **way)
+        fields, _ = compiler.compile_and_measure(learner.update.traced.lower())
+        gib = fields['temporaries'] / 2**30
+        print(
+            f'  update, {name}: temporaries {gib:.2f} GiB, with the margin {gib * (1 + topology.MARGIN):.2f}, '
+            f'compiled in {fields["seconds"]:.0f} s',
+            flush=True,
+        )
+
+
 def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--model', default='Qwen2.5-0.5B', help='a folder of configs/models')
     parser.add_argument('--lengths', choices=CASES, action='append', help='default: both')
-    parser.add_argument('--part', choices=('updates', 'rollouts'), help='default: both')
+    parser.add_argument('--part', choices=('updates', 'rollouts', 'memory'), help='default: the first two')
     parser.add_argument('--repeats', type=int, default=5)
     arguments = parser.parse_args()
     print(environment.describe())
     model_config = families.load_config(os.path.join(plan.MODELS, arguments.model))
+    if arguments.part == 'memory':
+        topology.stand_in()
+        for lengths in arguments.lengths or CASES:
+            memory(model_config, CASES[lengths])
+        return
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config)
     for lengths in arguments.lengths or CASES:
         print(f'{arguments.model}, {lengths} lengths', flush=True)

@@ -10,6 +10,8 @@ Then it drives process supervision of the demo, in place of the calculator:
 
     python -m grpo_jax.train --config=configs/arithmetic.py:grpo_process --workdir=runs/process \\
         --config.reward.step_rewards=process --config.reward.options.process.folder=runs/arithmetic_reward/reward_model
+
+Measured: 1 CPU | 2 min | no figure on record
 """
 from grpo_jax.configs import arithmetic
 

@@ -5,12 +5,14 @@ the types. A number of an algorithm's piece is an argument of the piece. docs/co
 whole where it ends with "..." here.
 """
 import contextlib
+import difflib
 import importlib
 import inspect
 import os
 
 from ml_collections import ConfigDict
 
+from grpo_jax import user_files
 from grpo_jax.errors import BadInput
 from grpo_jax.run import settings
 
@@ -18,7 +20,7 @@ DATA = os.environ.get('GRPO_JAX_DATA', 'data')  # folder of the data sets and sm
 
 
 def get_config(preset='grpo'):
-    """The default config with the algorithm of configs/algorithms/<preset>.py."""
+    """The default config with the algorithm of a preset: of configs/algorithms/<preset>.py, or FILE.py of yours."""
     config = ConfigDict(settings.default_config())  # every key, as its field says; some are shown again
     config.seed = 0                      # of sampling noise, data order and random initialization
     config.steps = 100                   # steps of the loop: rollout, reward, update
@@ -114,7 +116,7 @@ def get_config(preset='grpo'):
     config.evaluation.samples = 8        # k of pass@k and maj@k; drawn at rollout.temperature
     config.checkpoint.every = 50         # steps between checkpoints; the last step is always saved
     config.checkpoint.keep = 2           # checkpoints that are kept, the newest; older ones are deleted
-    config.mesh.data = 1                 # devices that rows are dealt to, each with all weights; 1: not cut
+    config.mesh.data = 0                 # 0: the devices that the other axes leave; with these at 1, all axes ...
     config.mesh.fsdp = 1                 # devices that rows are dealt to, each with a share of the weights; 1: not cut
     config.mesh.context = 1              # devices that the columns of a row are dealt to; 1: not cut
     config.mesh.tensor = 1               # devices that heads and the width of the mlp are dealt to; 1: not cut
@@ -124,17 +126,23 @@ def get_config(preset='grpo'):
     config.log.hang_after = 0.0          # seconds that a step may take before the run ends with all stacks; 0: any
 
     _apply(config, preset)
-    return config.lock()  # a misspelt key in an experiment is an error
+    return settings.lock(config)  # a misspelt key in an experiment is an error
 
 
 def _apply(config, preset):
     """Puts a preset on the config: its apply names the sections that it changes, algorithm and perhaps collection."""
-    apply = None
+    apply = user_files.load_function('preset', f'{preset}:apply') if user_files.is_file(preset) else _find(preset)
+    apply(**{name: config[name] for name in inspect.signature(apply).parameters})
+
+
+def _find(preset):
+    """The apply of configs/algorithms/<preset>.py; raises BadInput for an unknown preset."""
     if preset.isidentifier():
         with contextlib.suppress(ModuleNotFoundError):
-            apply = importlib.import_module(f'grpo_jax.configs.algorithms.{preset}').apply
-    if apply is None:
-        names = os.listdir(os.path.join(os.path.dirname(__file__), 'algorithms'))
-        choices = ', '.join(sorted(n[:-3] for n in names if n.endswith('.py') and n[0] != '_'))
-        raise BadInput('preset', preset, f'no such file in configs/algorithms; choose one of {choices}')
-    apply(**{name: config[name] for name in inspect.signature(apply).parameters})
+            return importlib.import_module(f'grpo_jax.configs.algorithms.{preset}').apply
+    names = os.listdir(os.path.join(os.path.dirname(__file__), 'algorithms'))
+    choices = sorted(n[:-3] for n in names if n.endswith('.py') and n[0] != '_')
+    near = difflib.get_close_matches(preset, choices, 1)
+    hint = f'; did you mean {near[0]}?' if near else ''
+    remedy = f'choose one of {", ".join(choices)}, or give FILE.py of yours{hint}'
+    raise BadInput('preset', preset, f'no such file in configs/algorithms; {remedy}')

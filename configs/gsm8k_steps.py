@@ -1,6 +1,8 @@
 """Process supervision on real GSM8K steps: chains of expressions, each worked out and rewarded.
 
     python -m grpo_jax.train --config=configs/gsm8k_steps.py --workdir=runs/steps
+
+Measured: 1 CPU core | time not recorded | reward 0.519 to 0.785, pass@1 20.7 to 19.1 %
 """
 from grpo_jax.configs import gsm8k_calculator
 

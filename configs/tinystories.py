@@ -4,6 +4,8 @@
 
 The model's folder is read from GRPO_JAX_DATA (data/ by default). The reward is 1 for using the word, less 0.5 for a
 story that does not end by itself within 64 tokens.
+
+Measured: 2 CPU cores | 4 min 27 s | reward -0.39 to 0.97
 """
 import os
 

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import io
 import os
+import re
 import sys
 import textwrap
 import tokenize
@@ -28,11 +29,12 @@ from grpo_jax.algorithms.algorithm import MODULES  # noqa: E402
 from grpo_jax.configs.recipes import settings as recipe_settings  # noqa: E402
 from grpo_jax.ranges import Kind  # noqa: E402
 from grpo_jax.rewards.build import declared_options  # noqa: E402
-from grpo_jax.run import settings  # noqa: E402
+from grpo_jax.run import config_file, settings  # noqa: E402
 
 DEFAULTS = os.path.join(ROOT, 'configs', 'default.py')
 TARGET = os.path.join(ROOT, 'docs', 'config.md')
 NOTES = os.path.join(ROOT, 'docs', 'config_notes.md')
+RESULTS = os.path.join(ROOT, 'docs', 'results.md')
 CHECKPOINTS = os.path.join(ROOT, 'docs', 'checkpoints.md')
 PLAIN = ('a text', 'a value', 'True or False', 'a section of keys', 'a tuple, each a value')  # any value of a type
 
@@ -42,8 +44,28 @@ def text():
     with open(NOTES, encoding='utf8') as file:
         notes = file.read()
     page = notes.replace('<!-- keys -->\n', keys()).replace('<!-- published -->', published())
-    page = page.replace('<!-- recipes -->', recipes())
+    page = page.replace('<!-- recipes -->', recipes()).replace('<!-- experiments -->', experiments())
     return f'<!-- Written by docs/make_config.py, from the fields of the keys and config_notes.md. -->\n\n{page}'
+
+
+def experiments():
+    """The table of the experiments: what each is, by its docstring, and what was measured, by the line there.
+
+    `Measured: MACHINE | TIME | FIGURE` repeats docs/results.md. Of a published run, the figure is theirs.
+    """
+    with open(RESULTS, encoding='utf8') as file:
+        theirs = {row[1].strip(' `'): row for row in (line.split('|') for line in file) if len(row) == 9}
+    rows = []
+    for name in (name for name in config_file.experiments() if not name.startswith('labs/')):
+        with open(os.path.join(ROOT, 'configs', f'{name}.py'), encoding='utf8') as file:
+            docstring = ast.get_docstring(ast.parse(file.read()))
+        measured = re.search(r'^Measured: (.*)$', docstring, re.M)
+        machine, time, figure = measured[1].split(' | ') if measured else ('not run', '', '')
+        if row := theirs.get(name.rpartition('/')[2]):
+            figure = f'{row[3].strip()}: {row[4].strip()} {row[6].strip()}'
+        purpose = docstring.partition('\n\n')[0].replace('\n', ' ')
+        rows.append((f'[`{name}`](../configs/{name}.py)', purpose, machine, time, figure))
+    return table('experiment | what it is | measured on | time | held-out figures, before and after', rows)
 
 
 def published():

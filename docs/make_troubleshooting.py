@@ -37,7 +37,8 @@ def remedies():
         lab = f'`configs/labs/{monitor.lab}.py`'
         first = (monitor.symptom, meters, f'`{monitor.name}`')
         for answer in monitor.answers.values():
-            remedy = f'`{answer.remedy.format(**numbers)}`' if answer.remedy else 'none is needed'
+            remedies = [f'`{text.format(**numbers)}`' for text in (answer.remedy, answer.otherwise) if text]
+            remedy = ', else '.join(remedies) or 'none is needed'
             rows.append((*first, answer.cause, remedy, lab))
             first, lab = ('', '', ''), ''
     return table('symptom | meter | monitor | likely cause | remedy | lab', rows)
@@ -49,6 +50,8 @@ def monitors():
     for monitor in MONITORS.values():
         when = inspect.getdoc(monitor.sign).split('\n\n')
         about = ' '.join(' '.join(paragraph.split()) for paragraph in when)
+        if monitor.because:
+            about += f' Waits behind {", ".join(f"`{name}`" for name in monitor.because)}.'
         rows.append((f'`{monitor.name}`', monitor.level, about, ', '.join(f'`{key}`' for key in thresholds(monitor))))
     return table('monitor | level | speaks when | keys of `config.diagnose`', rows)
 

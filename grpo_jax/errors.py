@@ -1,11 +1,13 @@
 """Exceptions that end a command early, with a message of one line and an exit status; docs/start.md lists them."""
 
+from collections.abc import Callable
 import errno
 import os
 from typing import Any
 
 from grpo_jax.text import escape
 
+NO_VALUE = ...  # in the place of a value, where none was given or the thing alone is the subject
 LONGEST = 4000  # characters of a message; a name or a value in a stranger's file may have millions
 # exit statuses of a run that a signal has ended: after it was saved; at once, by Ctrl-C
 TERMINATED, INTERRUPTED = 42, 130
@@ -23,27 +25,36 @@ TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)  # errors of a
 
 
 class BadInput(Exception):
-    """Input that the user can correct; the commands print it and exit with status 2."""
+    """Input that the user can correct; the commands print it and exit with status 2.
+
+    It reads as a sentence, `thing = value: remedy`, about something that the user named; with NO_VALUE, `thing remedy`.
+    """
 
     status = 2
 
     def __init__(self, thing: str, value: Any, remedy: str):
         super().__init__(thing, value, remedy)  # as they are, so that pickle can send it between processes
 
+    @property
+    def refusals(self) -> tuple['BadInput', ...]:
+        """Each single refusal in it; each has a line of its own."""
+        return (self,)
+
     def __str__(self) -> str:
         thing, value, remedy = self.args
         try:
-            value = repr(value)
+            shown = repr(value)
         except Exception:  # an integer of thousands of digits, or an object of the user's
-            value = type(value).__name__
-        value = value if len(value) <= LONGEST // 4 else f'{value[: LONGEST // 4]}...'
-        lines = f'{thing} = {value}: {remedy}'.splitlines()  # a library's message may have several
+            shown = type(value).__name__
+        shown = shown if len(shown) <= LONGEST // 4 else f'{shown[: LONGEST // 4]}...'
+        subject = thing if value is NO_VALUE else f'{thing} = {shown}:'
+        lines = f'{subject} {remedy}'.splitlines()  # a library's message may have several
         line = ' '.join(filter(None, map(str.strip, lines)))
         return escape(line if len(line) <= LONGEST else f'{line[:LONGEST]}...')
 
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython shows in a notebook instead of a traceback."""
-        return [f'error: {self}']
+        return [f'error: {refusal}' for refusal in self.refusals]
 
 
 class InUse(BadInput):
@@ -52,13 +63,94 @@ class InUse(BadInput):
     status = 45
 
 
+class BadInputs(BadInput):
+    """What several checks have refused, in their order; each has its line."""
+
+    def __init__(self, *refusals: BadInput):
+        Exception.__init__(self, *refusals)
+
+    @property
+    def refusals(self) -> tuple[BadInput, ...]:
+        """As BadInput.refusals."""
+        return self.args
+
+    def __str__(self) -> str:
+        return '\n'.join(map(str, self.args))
+
+
+class _Unmade:
+    """What a check has refused to make. What is in it, or added to it, is UNMADE too."""
+
+    def __getattr__(self, name):
+        if name.startswith('__'):
+            raise AttributeError(name)
+        return self
+
+    def __add__(self, other):
+        return self
+
+    __radd__ = __add__
+
+    def __iter__(self):
+        return iter(())
+
+
+UNMADE: Any = _Unmade()
+
+
+class Checks:
+    """A context of checks of which none needs another; its end raises all that they have refused.
+
+    `check(function, ...)` returns what the function returns, or UNMADE when it raises BadInput. It calls no function
+    with an argument that is UNMADE: what needs a thing that could not be made is not judged.
+    """
+
+    def __init__(self, outer: 'Checks | None' = None):
+        """outer: Checks that raise in the place of these, whose block may then return values that are UNMADE."""
+        self._outer = outer
+        self._refusals: dict[str, BadInput] = {}  # by message, since two checks may read the same key
+
+    def __call__(self, function: Callable, *arguments: Any, **named: Any) -> Any:
+        if any(value is UNMADE for value in (*arguments, *named.values())):
+            return UNMADE
+        try:
+            return function(*arguments, **named)
+        except InUse:
+            raise
+        except BadInput as error:
+            self.keep(error)
+            return UNMADE
+
+    def keep(self, error: BadInput) -> None:
+        """Adds what an error refuses."""
+        for refusal in error.refusals:
+            self._refusals.setdefault(str(refusal), refusal)
+
+    def __enter__(self) -> 'Checks':
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, BadInput) and not isinstance(error, InUse):
+            self.keep(error)
+        elif error is not None:
+            return
+        refusals = [*self._refusals.values()]
+        if self._outer is not None and error is None:
+            for refusal in refusals:
+                self._outer.keep(refusal)
+        elif len(refusals) > 1:
+            raise BadInputs(*refusals) from None
+        elif refusals and refusals[0] is not error:
+            raise refusals[0]
+
+
 class Stopped(Exception):
     """Raised when a run was asked to stop, and has saved a checkpoint; the commands exit with its status."""
 
     status = TERMINATED
 
-    def __init__(self, workdir: str, step: int):
-        super().__init__(f'stopped after step {step} of {workdir}, which is saved; the same command goes on')
+    def __init__(self, workdir: str, done: int, steps: int):
+        super().__init__(f'stopped after {done} of {steps} steps; {workdir} is saved, and the same command goes on')
 
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython shows in a notebook instead of a traceback."""
@@ -73,11 +165,11 @@ class Diagnosed(Stopped):
 
     status = 46
 
-    def __init__(self, workdir: str, step: int):
+    def __init__(self, workdir: str, done: int, steps: int):
         Exception.__init__(
             self,
-            f'stopped after step {step} of {workdir} by its diagnosis (config.diagnose.on = stop), which '
-            f'{os.path.join(workdir, "events.jsonl")} has; it is saved, and the same command goes on',
+            f'stopped after {done} of {steps} steps by a diagnosis (config.diagnose.on = stop), which '
+            f'{os.path.join(workdir, "events.jsonl")} has; {workdir} is saved, and the same command goes on',
         )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from grpo_jax import data, rewards
 from grpo_jax.collect.draw import decode_completions
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.figures import (
     LEVEL,
     RESAMPLES,
@@ -30,13 +30,15 @@ from grpo_jax.figures import (
 )
 from grpo_jax.hosts import files, json_file, processes
 from grpo_jax.models.abstract import abstract_trained
+from grpo_jax.rewards import gold
 from grpo_jax.run import checkpoint, cli, config_file
 from grpo_jax.run.console import console, make_table, show_tables
-from grpo_jax.run.open import Run, make_policy, make_run_sampler, make_whole_policy, open_config, open_split
+from grpo_jax.run.open import NOWHERE, Run, make_policy, make_run_sampler, make_whole_policy, open_config, open_split
 from grpo_jax.run.rows import json_float
 from grpo_jax.sampler import programs
 from grpo_jax.sampler.engine import Engine
 from grpo_jax.sharding import batches
+from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.text import columns, during, shorten
 from grpo_jax.types import Prompts, Rollout
@@ -253,12 +255,13 @@ def _cells(summary, name, digits=3):
 
 
 def open_recorded(workdir: str, trust: bool = False, functions: Mapping | None = None) -> Run:
-    """Opens the Run of a workdir from its recorded config.
+    """Opens the Run of a workdir from its recorded config, on its mesh or, with more or fewer devices, on a chosen one.
 
     trust: whether the code files that the config names may run; functions: as given to train.run. Raises BadInput when
     the config names code and trust is False.
     """
     config = config_file.read_recorded(workdir, trust)
+    config.mesh = meshes.Axes()._asdict()
     return open_config(config, workdir, folder=files.path_inside(workdir, 'model'), functions=functions)
 
 
@@ -277,17 +280,17 @@ class Policy(NamedTuple):
     load: Callable  # () -> (parameters on the mesh, {what names the policy})
 
 
-def open_subject(config: Any, workdir: str | None, out: str | None, trust: bool = False) -> Policy:
+def open_subject(config: Any, workdir: str | None, trust: bool = False) -> Policy:
     """Opens a Policy: the newest checkpoint in workdir or, without workdir, the model in config.model.path.
 
-    config: only without workdir, for prompts and rewards; out: folder of the results; trust: see open_recorded. Raises
-    BadInput when not exactly one of config and workdir is given, or for a model with random weights.
+    config: only without workdir, for prompts and rewards; trust: see open_recorded. Raises BadInput when not exactly
+    one of config and workdir is given, or for a model with random weights.
     """
     if (config is None) == (workdir is None):
         raise BadInput(
             '--workdir',
-            workdir,
-            'give the folder of a run; or, without it, --config, and the Hugging Face folder in model.path',
+            NO_VALUE,
+            'and --config: give one of them, the folder of a run, or the config of a model in model.path',
         )
     if workdir is not None:
         run = open_recorded(workdir, trust)
@@ -299,7 +302,7 @@ def open_subject(config: Any, workdir: str | None, out: str | None, trust: bool 
         return Policy(run, load_run)
     if config.model.random_init:
         raise BadInput('model.random_init', True, 'would take random weights; set it to False')
-    run = open_config(config, out or '')
+    run = open_config(config, NOWHERE)
     adapters_path = run.settings.model.lora.path
     model = {'path': config.model.path} | ({'adapters': adapters_path} if adapters_path else {})
     return Policy(run, lambda: (make_policy(run), model))
@@ -308,7 +311,9 @@ def open_subject(config: Any, workdir: str | None, out: str | None, trust: bool 
 def open_report(policy: Policy, samples: int, split: str) -> tuple[dict[str, Any], Iterator[dict]]:
     """Evaluates a Policy. Returns (content of evaluation.json, rows of completions.jsonl); samples 0: as configured."""
     run, settings = policy.run, policy.run.settings
-    evaluator = make_evaluator(run, open_split(run, split), split, samples or settings.evaluation.samples)
+    dataset = open_split(run, split)
+    evaluator = make_evaluator(run, dataset, split, samples or settings.evaluation.samples)
+    gold.try_out(run.rewards, dataset.examples)
     evaluator.engine.compile()
     params, model = policy.load()
     with run.rewards:
@@ -327,10 +332,10 @@ def run(config: Any, workdir: str | None, out: str | None, samples: int, split: 
     """
     folder = out or workdir
     if folder is None:
-        raise BadInput('--out', out, 'name a new folder for the results of --config; or --workdir, to evaluate a run')
+        raise BadInput('--out', NO_VALUE, 'is missing; name a new folder for the results, or a run in --workdir')
     if out and os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
-    content, rows = open_report(open_subject(config, workdir, out, trust), samples, split)
+    content, rows = open_report(open_subject(config, workdir, trust), samples, split)
     if not processes.is_first():
         return
     os.makedirs(folder, exist_ok=True)

@@ -7,15 +7,16 @@ the annotation describes them in messages. Free, Amendable and Fixed give the ki
 check nothing: `check` and `read_section` check a config's values.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 import dataclasses
+import difflib
 import enum
 import inspect
 import math
 import types
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, UNMADE, BadInput, Checks
 
 SMALLEST, LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)  # normal float32 numbers: a run computes with float32
 PLAIN = {int: 'a whole number', float: 'a number', str: 'a text', bool: 'True or False', type(None): 'None'}
@@ -163,39 +164,74 @@ def read_section(declared: Callable, section: Any, name: str) -> dict[str, Any]:
     """{field: value} of an options type (`declared`), read from a config section and checked.
 
     name: the section's dotted name, for messages; '' for the whole config. Fields that are no keys, and fields that are
-    sections, are left out. Raises BadInput for a missing key or a wrong value.
+    sections, are left out. Raises BadInput for each missing key and each wrong value.
     """
+    checked(declared, section, name, others=True)
     parameters = inspect.signature(declared).parameters
-    annotations = {key: p.annotation for key, p in parameters.items() if _mark(p.annotation, Place) is None}
-    values = take(section, list(annotations), name)
-    for key, value in values.items():
-        annotation = Mapping if type_of(annotations[key]) else annotations[key]
-        check_value(f'{name}.{key}'.lstrip('.'), value, annotation)
-    return {key: value for key, value in values.items() if type_of(annotations[key]) is None}
+    keys = [key for key, p in parameters.items() if _mark(p.annotation, Place) is None and not type_of(p.annotation)]
+    return {key: section[key] for key in keys}
+
+
+def checked(declared: Callable, section: Any, name: str, *, others: bool = False) -> Any:
+    """The section, whose keys and the keys of the sections in it were checked.
+
+    declared, name: as in read_section; others: the section may have keys that its type does not declare. Raises
+    BadInput for each missing key, each wrong value, and each key that is not declared.
+    """
+    take(section, (), name)
+    keys = keys_of(declared)
+    with Checks() as check:
+        check(take, section, [*keys], name)
+        for key, parameter in keys.items():
+            if options := type_of(parameter.annotation):
+                check(checked, options, section.get(key, UNMADE), _join(name, key))
+            elif key in section:
+                check(check_value, _join(name, key), section[key], parameter.annotation)
+        for key in section if not others else ():
+            check(check_declared, _join(name, key), section[key], keys)
+    return section
+
+
+def check_declared(path: str, value: Any, names: Iterable[str]) -> None:
+    """Raises BadInput for a dotted key whose last part is none of the names, with the nearest of them."""
+    key = path.rpartition('.')[2]
+    if key not in names:
+        raise BadInput(path, NO_VALUE if _is_mapping(value) else value, f'is no key; {nearest(key, names)}')
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A remedy for an unknown name: the nearest of the names, as a question, or all of them."""
+    near = difflib.get_close_matches(name, [*map(str, names)], 1)
+    return f'did you mean {near[0]}?' if near else f'choose one of {", ".join(sorted(map(str, names)))}'
 
 
 def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
-    """{key: value} of a section's keys `names`, unchecked. Raises BadInput when section or key are missing."""
+    """{key: value} of a section's keys `names`, unchecked. Raises BadInput when section or keys are missing."""
     if not _is_mapping(section):
         raise BadInput(name or 'config', section, 'must be a section of keys')
-    for key in names:
-        if key not in section:
-            raise BadInput(f'{name}.{key}'.lstrip('.'), None, 'is missing; begin with the keys of configs/default.py')
+    if missing := [_join(name, key) for key in names if key not in section]:
+        are = 'are' if len(missing) > 1 else 'is'
+        raise BadInput(', '.join(missing), NO_VALUE, f'{are} missing; begin with the keys of configs/default.py')
     return {key: section[key] for key in names}
 
 
+def _join(name, key):
+    return f'{name}.{key}'.lstrip('.')
+
+
 def check(declared: Callable, values: Any, section: str) -> None:
-    """Raises BadInput for the first value that the field or parameter of its name does not allow.
+    """Raises BadInput for each value that the field or parameter of its name does not allow.
 
     declared: an options type or a function; values: {name: value}; section: its dotted name, for the message. Values
     without an annotation, or with one that only a user's file can resolve, may be anything. The fields of a parameter
     that is an options type are looked up in values too.
     """
-    for name, parameter in inspect.signature(declared).parameters.items():
-        if options := type_of(parameter.annotation):
-            check(options, values, section)
-        elif name in values:
-            check_value(f'{section}.{name}', values[name], parameter.annotation)
+    with Checks() as checks:
+        for name, parameter in inspect.signature(declared).parameters.items():
+            if options := type_of(parameter.annotation):
+                checks(check, options, values, section)
+            elif name in values:
+                checks(check_value, f'{section}.{name}', values[name], parameter.annotation)
 
 
 def check_value(key: str, value: Any, annotation: Any) -> None:
@@ -205,14 +241,13 @@ def check_value(key: str, value: Any, annotation: Any) -> None:
 
 
 def check_finite(tree: Any, key: str = '') -> None:
-    """Raises BadInput for the first NaN or infinity in nested dicts and sequences. key: the dotted name of `tree`."""
-    if _is_mapping(tree):
-        for name, value in tree.items():
-            check_finite(value, f'{key}.{name}' if key else str(name))
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            check_finite(value, key)
-    elif isinstance(tree, float) and not math.isfinite(tree):
+    """Raises BadInput for each NaN and infinity in nested dicts and sequences. key: the dotted name of `tree`."""
+    members = [(key, value) for value in tree] if isinstance(tree, (list, tuple)) else []
+    members += [(_join(key, name), value) for name, value in tree.items()] if _is_mapping(tree) else []
+    with Checks() as checks:
+        for path, value in members:
+            checks(check_finite, value, path)
+    if isinstance(tree, float) and not math.isfinite(tree):
         raise BadInput(key, tree, 'must be a finite number')
 
 

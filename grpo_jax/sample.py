@@ -20,6 +20,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.figures import compute_sampled_figures, read_rewards, recorded_rewards, summarize, summarize_by_subject
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.ranges import Kind
+from grpo_jax.rewards import gold
 from grpo_jax.run import cli, digest, steering
 from grpo_jax.run.open import Run, make_run_sampler, open_split
 from grpo_jax.run.rows import read_rows, rollout_rows
@@ -50,10 +51,10 @@ def run(config: Any, workdir: str | None, to: str, request: Request, trust: bool
     Raises BadInput for a folder that holds anything but a part of these samples.
     """
     check(to, request)
-    policy = evaluate.open_subject(config, workdir, to, trust)
+    policy = evaluate.open_subject(config, workdir, trust)
     opened = policy.run
     dataset = open_split(opened, request.split)
-    rewards.check_parameters(opened.rewards, dataset.examples)
+    gold.try_out(opened.rewards, dataset.examples)
     dataset = data.pick(dataset, data.spread(len(dataset.examples), request.prompts or len(dataset.examples)))
     params, model = policy.load()
     record = {
@@ -201,7 +202,9 @@ def main() -> None:
 if __name__ == '__main__':
     cli.define_flags(required=False)
     cli.define_trust()
-    flags.DEFINE_string('to', None, 'Folder of the samples; a folder with a part of them is completed.', required=True)
+    flags.DEFINE_string(
+        'to', None, 'Folder of the samples; a folder that has a part of them is completed.', required=True
+    )
     flags.DEFINE_enum('split', 'train', ['test', 'train'], 'Split of the data.')
     flags.DEFINE_integer('prompts', 0, 'Prompts, evenly over the split; 0: all.', lower_bound=0)
     flags.DEFINE_integer('samples', 4, 'Completions a prompt.', lower_bound=1)

@@ -18,7 +18,6 @@ from grpo_jax.collect import demonstrations
 from grpo_jax.collect.demonstrations import SFT
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
-from grpo_jax.hosts import json_file
 from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.models.lora import LoraOptions, turn_off
@@ -26,7 +25,7 @@ from grpo_jax.run import checkpoint, cli
 from grpo_jax.run.loop import Shell, owns_workdir
 from grpo_jax.run.open import Run, barrier, make_policy, make_workdir, open_config, open_state, open_train_split
 from grpo_jax.run.settings import Settings
-from grpo_jax.run.steering import Steering
+from grpo_jax.run.steering import Steering, changes
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.compiled import BackgroundCompiler
 from grpo_jax.types import Experience, TrainState
@@ -82,8 +81,10 @@ def run(
     settings.log.tracking.check()
     with BackgroundCompiler() as compiler:
         learner = make_supervised_learner(opened)
-        compiler.add(learner.programs.values())
-        compiler.start()
+        finished = max(checkpoint.steps(workdir), default=0) >= settings.supervised.updates
+        if not finished:  # else its programs have nothing left to do
+            compiler.add(learner.programs.values())
+            compiler.start()
         train_split = train_split or open_train_split(opened, steered)
         dataset, completions = demonstrations.find(
             train_split, tokenizer, ('demonstration',), settings.sampling.max_tokens, settings.data.name
@@ -106,7 +107,7 @@ def run(
             return learner.initial(params)
 
         training = Training(train_split, dataset.examples, batch, learner, update, initial)
-        return make_trained(opened, 'cold start', training, compiler, on_step)
+        return make_trained(opened, 'cold start', training, None if finished else compiler, on_step)
 
 
 def make_supervised_learner(run: Run) -> Learner:
@@ -120,7 +121,8 @@ def make_supervised_learner(run: Run) -> Learner:
 def is_finished(config, workdir) -> bool:
     """Returns whether workdir holds a finished supervised training of exactly this config."""
     path = os.path.join(workdir, 'config.json')
-    if not os.path.isfile(path) or json_file.read(path) != Settings.from_config(_supervised_config(config)).recorded:
+    recorded = Settings.from_config(_supervised_config(config)).recorded
+    if not os.path.isfile(path) or changes(workdir, recorded):
         return False
     return max(checkpoint.steps(workdir), default=0) == config.supervised.updates
 

@@ -29,16 +29,17 @@ import jax
 import numpy as np
 
 from grpo_jax import data, evaluate, rewards, supervised
+from grpo_jax.collect import demonstrations
 from grpo_jax.collect.options import READ_FROM_DATA
 from grpo_jax.collect.policies import load_reference, make_logprobs, make_renewal
 from grpo_jax.collect.select import find_dead, make_collector
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import BadInput, Checks
 from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
 from grpo_jax.learner.experience import abstract_history, make_experience, read_history
 from grpo_jax.learner.programs import Learner
 from grpo_jax.rewards import gold
-from grpo_jax.run import branch, cli
+from grpo_jax.run import branch, checkpoint, cli
 from grpo_jax.run.console import print_outcome
 from grpo_jax.run.loop import Shell, check_rewarded, owns_workdir
 from grpo_jax.run.measure import make_measure, make_speeds
@@ -48,15 +49,15 @@ from grpo_jax.run.open import (
     barrier,
     make_run_learner,
     make_workdir,
-    open_run,
-    open_splits,
+    open_changes,
     open_state,
+    open_training,
     refuse_fewer_steps,
 )
 from grpo_jax.run.rows import read_rows
-from grpo_jax.run.settings import Settings
-from grpo_jax.run.steering import Steering
+from grpo_jax.run.steering import Steering, check_programs
 from grpo_jax.sharding.compiled import BackgroundCompiler, Executable
+from grpo_jax.text import escape
 from grpo_jax.types import Experience, Rollout, TrainState
 
 
@@ -71,9 +72,9 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     step in progress is finished and saved, and Stopped is raised. Raises BadInput before any device work when a setting
     cannot work.
     """
-    run = open_run(config, workdir, algorithm, functions, steering)  # config checked; model, tokenizer, rewards, mesh
+    # Model, tokenizer, rewards, mesh; data to learn from and to be evaluated on. All that is wrong is refused at once.
+    run, splits = open_training(config, workdir, algorithm, functions, steering)
     settings, algorithm = run.settings, run.algorithm  # typed values; algorithm: or the config's
-    splits = open_splits(run, steering)  # to learn from, to be evaluated on; other data are refused
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
@@ -107,6 +108,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         refuse_fewer_steps(settings.steps, int(state.step))  # the config may ask for fewer than are done
         compiler.wait('what a step and an evaluation run')
+        check_programs(run.workdir, settings.recorded, programs)  # with the last start's, where all else is the same
         make_workdir(run, splits.train, int(state.step))  # config.json and all else, now that nothing can be refused
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
         renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # copies the policy by its checkpoint
@@ -142,6 +144,25 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     return state
 
 
+def check(config, workdir, algorithm=None, functions=None, steering=None) -> tuple[Run, data.Splits]:
+    """The Run of these arguments, as `run` opens it, and its splits; writes nothing, and compiles nothing.
+
+    Raises BadInput for all that would end the run before its first step, failures of the gold self-test among it.
+    """
+    with Checks() as checks:
+        run, splits = open_training(config, workdir, algorithm, functions, steering, checks)
+        checks(gold.check, run.rewards, splits.train.examples)
+    settings, begun = run.settings, checkpoint.steps(run.workdir) or (steering and steering.branch)
+    with Checks() as checks, run.rewards:
+        if settings.supervised.updates and not begun:
+            most, name = settings.sampling.max_tokens, settings.data.name
+            checks(demonstrations.find, splits.train, run.model.tokenizer, ('demonstration',), most, name)
+        collector = checks(make_collector, run, splits)
+        checks(make_run_learner, run, collector.aux)
+        checks(evaluate.make_evaluator, run, splits.test, 'test', settings.evaluation.samples)
+    return run, splits
+
+
 def make_first_state(
     run: Run,
     learner: Learner,
@@ -169,13 +190,14 @@ def make_experience_stage(
     (state, draw, packed rows of its rollout, Rewards, logprobs by name) -> (TrainState with these rewards in its
     history, Experience, packed rows of the Experience, metrics by name). It adds the config's length terms to the
     rewards, and packs rows again when dead groups are dropped. It raises BadInput when no completion has been rewarded
-    for several steps.
+    for several steps, and RewardsMissing as rewards.check_missing does.
     """
     algorithm, gate, reward_functions = run.algorithm, run.settings.collection.gate, run.rewards
     places = {example.id: place for place, example in enumerate(examples)}
     judged = algorithm.source not in READ_FROM_DATA  # else completions are right without a reward
 
     def to_experience(state, draw, packed, rewarded, logprobs):
+        rewards.check_missing(reward_functions.options, int(state.step), rewarded)
         if judged:
             check_rewarded(run.workdir, int(state.step), rewarded)
         grouping = draw.grouping
@@ -209,12 +231,15 @@ def record_programs(workdir: str, programs: Mapping[str, Any], records: Mapping[
         json_file.write(os.path.join(workdir, name), content)
 
 
-def is_finished(config, workdir) -> bool:
-    """Returns whether workdir holds a finished run of exactly this config; raises BadInput when it has more steps."""
+def is_finished(config, workdir, algorithm=None) -> bool:
+    """Returns whether workdir holds a finished run of exactly this config; raises BadInput when it has more steps.
+
+    algorithm: as given to run.
+    """
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):
         return False
-    same = json_file.read(paths[0]) == Settings.from_config(config).recorded
+    same = not open_changes(config, workdir, algorithm)
     steps, evaluations = len(read_rows(paths[1])), read_rows(paths[2])
     if steps > config.steps:
         raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')
@@ -223,12 +248,17 @@ def is_finished(config, workdir) -> bool:
 
 def main():
     """Runs the command."""
-    profile = cli.parse_steps(flags.FLAGS.profile)
-    run(flags.FLAGS.config, flags.FLAGS.workdir, profile=profile, steering=cli.read_steering())
+    values, steering, profile = flags.FLAGS, cli.read_steering(), cli.parse_steps(flags.FLAGS.profile)
+    if values.check:
+        check(values.config, values.workdir, steering=steering)
+        print(f'check: nothing is wrong; {escape(values.workdir)} was not touched')
+        return
+    run(values.config, values.workdir, profile=profile, steering=steering)
 
 
 if __name__ == '__main__':
     cli.define_flags()
     cli.define_profile()
     cli.define_steering()
+    flags.DEFINE_bool('check', False, 'Say all that is wrong with config, data, rewards and workdir; train nothing.')
     cli.run(main)

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Cloud TPU VMs through queued resources: gets them, prepares them, trains on them, and gives them back.
 set -euo pipefail
+from=$(pwd -P)
 cd "$(dirname "$0")/.."
+root=$(pwd -P)
 
 usage='usage: launch/tpu_vm.sh create|setup|run|status|logs|stop|delete --name=NAME --zone=ZONE [OPTIONS]
        [-- ARGUMENTS OF grpo_jax.train]'
@@ -12,8 +14,8 @@ help() {
 
   create   asks for the TPUs and waits until they are there     --accelerator-type --slices --spot --runtime-version
            (--no-wait: does not wait)                           --create-flag
-  setup    sends this tree to every worker and installs it
-  run      starts python -m grpo_jax.train ARGUMENTS            --workdir --cache --data --libtpu-init-args
+  setup    sends this tree to every worker and installs it      --extra
+  run      starts python -m grpo_jax.train ARGUMENTS            --workdir --cache --data --env --libtpu-init-args
            on every worker (--keep: watches it, and recreates   --max-restarts, and those of create
            the TPUs after a preemption, until it has ended)
   status   state of the TPUs and of the training
@@ -34,6 +36,9 @@ help() {
   --cache=gs://B/PATH    TPU_CACHE               compiled programs; default: compiled/ beside the workdir
   --data=gs://B/PATH     TPU_DATA                GRPO_JAX_DATA of the training
   --libtpu-init-args=A   LIBTPU_INIT_ARGS        XLA flags of the training
+  --env=NAME                                     the training gets this variable with its value here, like
+                                                 --env=HF_TOKEN or --env=WANDB_API_KEY; repeatable
+  --extra=NAME                                   of pyproject.toml, installed too, like --extra=wandb; repeatable
   --max-restarts=N                               after crashes, with --keep; default 3
   --worker=N --slice=N                           whose log; default 0 and 0
   --grace=SECONDS                                between SIGTERM and SIGKILL; default 600
@@ -46,11 +51,6 @@ END
 fail() {
   echo "error: $1" >&2
   exit "${2:-2}"
-}
-
-refuse() {
-  echo "$usage; --help has the options" >&2
-  fail "$1"
 }
 
 say() {
@@ -82,6 +82,7 @@ defaults() {
   slices=${TPU_SLICES:-1} runtime=${TPU_RUNTIME_VERSION:-} spot=${TPU_SPOT:-0}
   workdir=${TPU_WORKDIR:-} cache=${TPU_CACHE:-} data=${TPU_DATA:-} libtpu=${LIBTPU_INIT_ARGS:-}
   keep=0 wait=1 yes=0 dry_run=0 max_restarts=3 worker=0 slice=0 grace=600 create_flags=() training=()
+  secrets=() extras='' sources=''
 }
 
 parse() {
@@ -114,6 +115,8 @@ option() {
     --cache) cache=$2 ;;
     --data) data=$2 ;;
     --libtpu-init-args) libtpu=$2 ;;
+    --env) secrets+=("$2") ;;
+    --extra) extras=${extras:+$extras,}$2 ;;
     --max-restarts) max_restarts=$2 ;;
     --worker) worker=$2 ;;
     --slice) slice=$2 ;;
@@ -122,13 +125,8 @@ option() {
   esac
 }
 
-# Refuses a value that the extended regular expression does not match as a whole.
-expect() {
-  [[ $2 =~ ^($3)$ ]] || refuse "$1 = '$2': $4"
-}
-
 check() {
-  local bucket='gs://[a-z0-9][-a-z0-9._]+(/[^/[:space:]]+)+' number='0|[1-9][0-9]{0,8}' argument
+  local number='0|[1-9][0-9]{0,8}'
   expect --name "$name" '[a-z]([-a-z0-9]{0,50}[a-z0-9])?' 'small letters, digits and dashes, a letter first'
   expect --zone "$zone" '[a-z]+-[a-z]+[0-9]+-[a-z]' 'a zone like us-east5-a'
   expect --project "$project" '([a-z][-a-z0-9.:]+[a-z0-9])?' 'the id of a project'
@@ -147,16 +145,26 @@ check() {
   fi
   [ "$command" = run ] || [ "$keep" = 0 ] || refuse '--keep: goes with run'
   [ "$command" = run ] || [ ${#training[@]} = 0 ] || refuse 'arguments behind --: go with run'
+  [ "$command" = run ] || [ ${#secrets[@]} = 0 ] || refuse '--env: goes with run'
+  [ "$command" = setup ] || [ -z "$extras" ] ||
+    refuse '--extra: goes with setup; after a preemption run --keep installs it too'
+  check_extras
   [ "$command" = run ] || return 0
-  expect --workdir "$workdir" "$bucket" 'gs://BUCKET/PATH, without a slash at its end'
+  expect_url --workdir "$workdir"
   cache=${cache:-${workdir%/*}/compiled}
-  expect --cache "$cache" "$bucket" 'gs://BUCKET/PATH'
+  expect_url --cache "$cache"
   [ "$cache" != "$workdir" ] || refuse "--cache = '$cache': is the workdir"
-  [ -z "$data" ] || expect --data "$data" "$bucket" 'gs://BUCKET/PATH'
-  [[ " ${training[*]-} " == *' --config'[=\ ]* ]] || refuse 'run needs -- --config=FILE:PRESET'
-  for argument in "${training[@]}"; do
-    case $argument in --workdir | --workdir=*) refuse '--workdir: goes before --' ;; esac
-  done
+  [ -z "$data" ] || expect_url --data "$data"
+  check_training
+  check_secrets
+  find_sources
+  check_files
+}
+
+# Refuses a path that is neither in this tree nor in sources. $1: what names it; $2: how; $3: the absolute path.
+expect_sent() {
+  in_tree "$3" || in_sources "$3" || refuse "$1: $2 is on this machine alone; put it ${sources:+below $sources, or }\
+into a bucket, and name gs://BUCKET/PATH"
 }
 
 create() {
@@ -171,6 +179,7 @@ setup() {
 
 run() {
   local states todo
+  [ "$dry_run" = 1 ] || [ -z "$sources" ] || pack_sources
   if [ "$keep" = 0 ]; then
     start
   elif [ "$dry_run" = 1 ]; then
@@ -179,6 +188,7 @@ run() {
     on_workers state
   else
     [ -e "$archive" ] || fail "no $archive: run setup first; what it sent is sent again after a preemption"
+    extras=$(cat "$kept.extras" 2> /dev/null || :)  # what setup has installed
     todo=start
     if states=$(on_workers state) && [ "$(outcome <<< "$states")" = running ]; then
       say 'a training is running: watching it'
@@ -221,6 +231,8 @@ delete() {
   esac
 }
 
+# shellcheck source=launch/arguments.sh
+source launch/arguments.sh
 # shellcheck source=launch/tpus.sh
 source launch/tpus.sh
 
@@ -236,6 +248,7 @@ parse "$@"
 check
 where=(--zone="$zone")
 [ -z "$project" ] || where+=(--project="$project")
-archive=${XDG_CACHE_HOME:-$HOME/.cache}/grpo_jax/$name.tar.gz
+kept=${XDG_CACHE_HOME:-$HOME/.cache}/grpo_jax/$name  # what begins like this is sent
+archive=$kept.tar.gz
 [ "$dry_run" = 1 ] || command -v gcloud > /dev/null || fail 'no gcloud on PATH: install the Google Cloud CLI'
 "$command"

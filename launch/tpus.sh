@@ -88,6 +88,14 @@ on_workers() {
   everywhere "bash grpo_jax/launch/worker.sh$(quoted "$@")"
 }
 
+# Copies a file to every worker of every slice, in the home folder, under a name.
+send() {
+  local node
+  for node in $(nodes); do
+    tpus tpu-vm scp "$1" "$node:$2" "${where[@]}" --quiet --worker=all || return 1
+  done
+}
+
 # Packs the files that git knows or would add, as they are now.
 pack() {
   local file
@@ -95,25 +103,54 @@ pack() {
   git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
     [ ! -e "$file" ] || printf '%s\0' "$file"  # deleted, not yet committed
   done | tar --null -czf "$archive" -T -
+  echo "$extras" > "$kept.extras"  # for run --keep
   say "sending $(wc -c < "$archive") bytes to every worker"
 }
 
+# Packs the user's own files, as they are now; run --keep sends the same ones after a preemption.
+pack_sources() {
+  mkdir -p "${kept%/*}"
+  list_sources | tar -C "$sources" --null -h -czf "$kept.sources.tar.gz" -T -
+  say "sending the files of $sources to every worker"
+}
+
+# Sends the variables of --env in a file that only its owner reads: a command line would show them to others.
+send_secrets() {
+  local variable status=0
+  if [ "$dry_run" = 0 ]; then
+    mkdir -p "${kept%/*}"
+    rm -f "$kept.env"
+    trap 'rm -f "$kept.env"' EXIT
+    (umask 077 && for variable in "${secrets[@]}"; do
+      printf 'export %s=%q\n' "$variable" "$(printenv "$variable")"
+    done > "$kept.env")
+  fi
+  send "$kept.env" grpo_jax_env || status=1
+  [ "$dry_run" = 1 ] || rm -f "$kept.env"
+  return "$status"
+}
+
 install_everywhere() {
-  local node
-  for node in $(nodes); do
-    tpus tpu-vm scp "$archive" "$node:grpo_jax.tar.gz" "${where[@]}" --quiet --worker=all || return
-  done
+  send "$archive" grpo_jax.tar.gz || return
   # what is no longer in the tree goes away; the environment stays
   everywhere 'case $(bash grpo_jax/launch/worker.sh state 2> /dev/null) in
 *running) echo "error: a training is running; stop it first" >&2; exit 2 ;; esac
 mkdir -p grpo_jax && find grpo_jax -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} + &&
-tar -xzf grpo_jax.tar.gz -C grpo_jax && bash grpo_jax/launch/worker.sh setup'
+tar -xzf grpo_jax.tar.gz -C grpo_jax && bash grpo_jax/launch/worker.sh setup'"$(quoted ${extras:+"$extras"})"
 }
 
 start() {
   local options=(--workdir="$workdir" --cache="$cache")
   [ -z "$data" ] || options+=(--data="$data")
   [ -z "$libtpu" ] || options+=(--libtpu-init-args="$libtpu")
+  if [ -n "$sources" ]; then
+    send "$kept.sources.tar.gz" grpo_jax_sources.tar.gz || return 1
+    options+=(--sources)
+  fi
+  if [ ${#secrets[@]} != 0 ]; then
+    send_secrets || return 1
+    options+=(--env)
+  fi
   on_workers start "${options[@]}" -- "${training[@]}"
 }
 

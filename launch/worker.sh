@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # The other end of tpu_vm.sh, run on every TPU VM: prepares it, and starts, reports and stops one training there.
-# Usage: worker.sh setup
-#        worker.sh start --workdir=FOLDER --cache=FOLDER [--data=FOLDER] [--libtpu-init-args=FLAGS] -- ARGUMENTS
+# Usage: worker.sh setup [EXTRA,...]
+#        worker.sh start --workdir=FOLDER --cache=FOLDER [--data=FOLDER] [--libtpu-init-args=FLAGS] [--sources] [--env]
+#            -- ARGUMENTS
 #        worker.sh state           one line, HOST: running | exited STATUS | stopped STATUS | lost | idle
 #        worker.sh stop SECONDS    SIGTERM, and SIGKILL to what is left after that many seconds
+# --sources: runs in a folder with the files of ~/grpo_jax_sources.tar.gz; --env: with the variables of ~/grpo_jax_env.
 # Folders may be gs://BUCKET/PATH, also in ARGUMENTS: the bucket is mounted, since training writes ordinary files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -27,7 +29,7 @@ setup() {
   fi
   PYTHON=$(usable_python)
   source launch/venv.sh
-  install '.[tpu]'
+  install ".[tpu${1:+,$1}]"
   echo "$(hostname): ready"
 }
 
@@ -74,13 +76,18 @@ check_renames() {
 }
 
 start() {
-  local workdir='' cache='' data='' word
+  local workdir='' cache='' data='' folder=$PWD word
   while [ "$1" != -- ]; do
     case $1 in
       --workdir=*) workdir=$(mounted "${1#*=}") ;;
       --cache=*) cache=$(mounted "${1#*=}") ;;
       --data=*) data=$(mounted "${1#*=}") ;;
       --libtpu-init-args=*) export LIBTPU_INIT_ARGS=${1#*=} ;;
+      --sources) folder=$HOME/grpo_jax_sources ;;
+      --env)
+        # shellcheck source=/dev/null
+        source ~/grpo_jax_env
+        rm -f ~/grpo_jax_env ;;
       *) fail "unknown option $1" ;;
     esac
     shift
@@ -88,6 +95,11 @@ start() {
   shift
   [ "$(state)" != running ] || fail 'a training is running here; stop it first'
   check_renames "$workdir"
+  if [ "$folder" != "$PWD" ]; then
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    tar -xzf "$folder.tar.gz" -C "$folder"
+  fi
 
   local arguments=(--workdir="$workdir")
   for word in "$@"; do
@@ -104,15 +116,17 @@ start() {
   mkdir -p "$run"
   rm -f "$run"/{pid,group,status,stopped}
   # a session of its own: it outlives ssh, and is killed as a whole
-  nohup setsid bash launch/worker.sh supervise "${arguments[@]}" >> "$run/log" 2>&1 < /dev/null &
+  nohup setsid bash launch/worker.sh supervise "$folder" "${arguments[@]}" >> "$run/log" 2>&1 < /dev/null &
   until [ -e "$run/pid" ]; do sleep 0.1; done
   echo "$(hostname): started, log in $run/log"
 }
 
 supervise() {
-  local status=0
+  local status=0 python=$PWD/.venv/bin/python
+  cd "$1"
+  shift
   echo "== $(date -u +%FT%TZ) $(hostname): python -m grpo_jax.train $(printf '%q ' "$@")"
-  .venv/bin/python -m grpo_jax.train "$@" &
+  "$python" -m grpo_jax.train "$@" &
   echo $$ > "$run/group"
   echo $! > "$run/pid.writing"
   mv "$run/pid.writing" "$run/pid"

@@ -16,7 +16,8 @@ sys.path.insert(0, str(TESTS.parent))  # for configs
 
 from tests import quick_compile
 
-flags = os.environ.get('XLA_FLAGS', ''), quick_compile.FLAGS, '--xla_force_host_platform_device_count=8'
+DEVICES = '--xla_force_host_platform_device_count=8'
+flags = os.environ.get('XLA_FLAGS', ''), quick_compile.FLAGS, DEVICES
 os.environ['XLA_FLAGS'] = ' '.join(flags)
 os.environ['JAX_PLATFORMS'] = 'cpu'
 if sys.modules.get('torch', sys) is None:  # pytest's workers are children too
@@ -54,8 +55,11 @@ import pytest
 
 from grpo_jax.models import hf, transformer
 from grpo_jax.run import console
+from grpo_jax.sharding import mesh as meshes
 from tests.report import browser
 
+jax.devices()  # which reads the flags; a process that a test starts has one device, unless the test says more
+os.environ['XLA_FLAGS'] = os.environ['XLA_FLAGS'].replace(DEVICES, '')
 # tracing makes many objects that stay, and the collector would look at all of them again and again
 gc.freeze()
 gc.set_threshold(50_000, 20, 20)
@@ -88,6 +92,12 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(
             'NO BROWSER: chromium is not installed; the page of a report was opened by nobody', red=True, bold=True
         )
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    """Runs without a mesh of their own take one of the fake devices; tests of the choice take this back."""
+    monkeypatch.setattr(meshes, 'devices_here', lambda: jax.devices()[:1])
 
 
 @pytest.fixture(scope='session')

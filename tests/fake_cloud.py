@@ -21,7 +21,9 @@ class Cloud:
             path = folder / 'bin' / program
             path.write_text(f'#!/bin/sh\nexec {sys.executable} -SE {ROOT}/tests/fake_program.py {program} "$@"\n')
             path.chmod(0o755)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'LIBTPU', 'GRPO', 'JAX', 'PYTHON'))}
+        clean = {
+            k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'LIBTPU', 'GRPO', 'JAX', 'PYTHON', 'HF_'))
+        }
         self.environment = clean | {
             'PATH': f'{folder}/bin:{os.environ["PATH"]}',
             'HOME': str(folder),
@@ -33,13 +35,14 @@ class Cloud:
     def script(self, name, content):
         (self.folder / name).write_text(json.dumps(content))
 
-    def call(self, *arguments, script='tpu_vm.sh', stdin='', **environment):
+    def call(self, *arguments, script='tpu_vm.sh', stdin='', folder=None, **environment):
         return subprocess.run(
             ['bash', os.path.join(ROOT, 'launch', script), *arguments],
             input=stdin,
             text=True,
             capture_output=True,
             timeout=60,
+            cwd=folder,
             env=self.environment | environment,
         )
 

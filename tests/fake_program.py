@@ -13,7 +13,7 @@ import os
 import sys
 
 FOLDER = os.environ['FAKE_CLOUD']
-KEPT = ('JAX_COMPILATION_CACHE_DIR', 'LIBTPU_INIT_ARGS', 'GRPO_JAX_DATA', 'GLIBC_TUNABLES')
+KEPT = ('JAX_COMPILATION_CACHE_DIR', 'LIBTPU_INIT_ARGS', 'GRPO_JAX_DATA', 'GLIBC_TUNABLES', 'HF_TOKEN')
 
 
 def record(program, arguments, **more):
@@ -68,6 +68,8 @@ def python(arguments):
     if arguments[:2] == ['-m', 'venv']:
         os.makedirs(os.path.join(arguments[2], 'bin'))
         shutil.copy(shutil.which('python3'), os.path.join(arguments[2], 'bin', 'python'))
+    if arguments[:2] == ['-m', 'pip']:
+        record('pip', arguments[2:])
     if arguments[:2] != ['-m', 'grpo_jax.train']:
         return 0
     import signal
@@ -78,7 +80,8 @@ def python(arguments):
         signal.signal(signal.SIGTERM, lambda *_: os._exit(42))
     if then == 'deaf':
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    record('training', arguments[2:], environment={name: os.environ[name] for name in KEPT if name in os.environ})
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    record('training', arguments[2:], environment=environment, folder=os.getcwd())
     if isinstance(then, str):
         time.sleep(60)
     return then

@@ -161,9 +161,9 @@ def test_exported_adapters_begin_another_run(finished, models, tmp_path, monkeyp
         assert json.load(file)['base_model_name_or_path'] == models[0]
     with_path = config(model__lora__path=str(tmp_path / 'out'))
     assert_equal(make_policy(open_config(with_path, str(tmp_path / 'new'))), policy_of(finished))
-    content, _ = evaluate.open_report(evaluate.open_subject(with_path, None, str(tmp_path / 'new')), 1, 'test')
+    content, _ = evaluate.open_report(evaluate.open_subject(with_path, None), 1, 'test')
     assert content['model'] == {'path': models[0], 'adapters': str(tmp_path / 'out')}
-    of_run, _ = evaluate.open_report(evaluate.open_subject(None, str(finished), None), 1, 'test')
+    of_run, _ = evaluate.open_report(evaluate.open_subject(None, str(finished)), 1, 'test')
     assert content['figures'] == of_run['figures']
     monkeypatch.setattr(export.hub, 'check_upload', lambda *_: None)
     with pytest.raises(BadInput, match=r'--push.*push without --adapter'):
@@ -192,7 +192,9 @@ def test_neither_a_run_nor_its_branch_takes_other_adapters(finished, tmp_path, o
     same = dict(steps=4, collection__reference='hard', collection__reference_every=2)
     changed = config(**same, **{f'model__lora__{name}': value})
     for steered in (None, Steering(amend=True), Steering(branch=str(tmp_path / 'branch'))):
-        with pytest.raises(BadInput, match=rf'model\.lora\.{name} = {value!r}: was .*branches keep their adapters'):
+        with pytest.raises(
+            BadInput, match=rf'model\.lora\.{name} is .* and not {value!r}; a run and its branches keep their adapters'
+        ):
             train.run(changed, str(finished), steering=steered)
     assert not (tmp_path / 'branch').exists()
 

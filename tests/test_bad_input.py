@@ -95,6 +95,9 @@ def test_config(name, tmp_path):
     with pytest.raises(BadInput) as error:
         train.run(tiny_run.config(**changes), str(tmp_path / 'run'))
     assert all(word in str(error.value) for word in words), str(error.value)
+    with pytest.raises(BadInput) as checked:  # --check has the same judgement
+        train.check(tiny_run.config(**changes), str(tmp_path / 'run'))
+    assert {*str(error.value).splitlines()} <= {*str(checked.value).splitlines()}
     assert not (tmp_path / 'run' / 'config.json').exists()  # the mended config may use the workdir
 
 
@@ -152,7 +155,7 @@ def test_tokenizer_larger_than_the_model(tmp_path):
 def test_workdir_of_another_config_is_refused_and_left_alone(tmp_path):
     tiny_run.record(open_config(tiny_run.config(), str(tmp_path / 'run')))
     before = (tmp_path / 'run' / 'config.json').read_bytes()
-    with pytest.raises(BadInput, match=r'rollout.group_size = 8.*was 4'):
+    with pytest.raises(BadInput, match=r'holds another run, in which rollout.group_size is 4 and not 8'):
         open_config(tiny_run.config(rollout__group_size=8), str(tmp_path / 'run'))
     assert (tmp_path / 'run' / 'config.json').read_bytes() == before
 

@@ -106,7 +106,7 @@ def test_an_amended_run_is_the_old_one_to_that_step_and_the_new_one_from_there(o
     assert [(row['step'], row['key']) for row in recorded_events(copy)] == [
         (4, key) for key in ('algorithm.clip_high', 'optimizer.learning_rate', 'rollout.temperature')
     ]
-    refused(r'was 0\.003 in .*--amend', copy, 6, **NEW | {'optimizer__learning_rate': 1e-3})
+    refused(r'is 0\.003 and not 0\.001; use --amend', copy, 6, **NEW | {'optimizer__learning_rate': 1e-3})
 
 
 def test_a_learning_rate_of_nothing_stops_the_policy_where_it_is(long, old, copy):
@@ -233,6 +233,8 @@ def test_folders_that_are_no_branch_are_refused_and_left_alone(old, copy, tmp_pa
     refused('must not lie in one another', copy, 6, Steering(branch=str(copy / 'child')))
     refused('was not begun from', copy, 6, Steering(branch=str(old)))
     refused('holds no run', tmp_path / 'none', 6, Steering(branch=str(tmp_path / 'child')))
+    cold = r'supervised.updates is 0 and not 200; a run and its branches keep .* cold start'
+    refused(cold, copy, 6, Steering(branch=str(tmp_path / 'child')), supervised__updates=200)
     shutil.rmtree(copy / 'checkpoints')
     refused('holds no finished checkpoint', copy, 6, Steering(branch=str(tmp_path / 'child')))
     other = {'model__path': small_model.write(tmp_path / 'model')}

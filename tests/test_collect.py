@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import train
+from grpo_jax import algorithms, train
 from grpo_jax.collect.draw import find_retired
 from grpo_jax.collect.options import CollectOptions
 from grpo_jax.collect.select import Group, find_dead, make_collector, replay, resample
-from grpo_jax.configs import distill
+from grpo_jax.configs import default, distill
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import Rewards
 from grpo_jax.run.open import open_run, open_splits
@@ -188,21 +188,24 @@ def test_replay_fills_the_places_of_dead_groups_and_keeps_the_best():
     assert replay(lambda *_: ([drawn], None), None, [], 2, np.random.default_rng(0))[0].alive == [drawn]
 
 
-@pytest.mark.parametrize(
-    'parts, gate, expected',
-    [
-        ((('numeric', 1.0),), 'auto', 'outcome'),
-        ((('numeric', 0.0), ('format', 1.0)), 'auto', 'reward'),  # what is not paid for is there for evaluation
-        ((('numeric', 0.0), ('format', 1.0)), 'outcome', 'outcome'),
-        ((('numeric', 1.0),), 'none', 'none'),
-    ],
-)
-def test_the_gate_is_the_verifier_that_is_paid_for(parts, gate, expected):
-    config = tiny_run.config(reward__parts=parts, collection__gate=gate)
-    assert Settings.from_config(config).collection.gate == expected
+@pytest.mark.parametrize('preset', ['grpo', 'dr_grpo', 'default_rlvr', 'scalerl', 'deepseek_r1'])
+def test_groups_are_judged_by_their_rewards_unless_a_config_says_otherwise(preset):
+    """As in TRL and verl: format, a judge, partial credit teach where no answer is right."""
+    assert Settings.from_config(tiny_run.config(preset=preset)).collection.gate == 'reward'
+    alone = np.array([[0.2, 0.0], [0.0, 0.0]]), np.zeros((2, 2))  # the format is paid where all are wrong
+    assert algorithms.judge_groups(CollectOptions().gate, *alone).tolist() == [False, True]
+    taught = algorithms.compute_advantages(algorithms.make(default.get_config(preset).algorithm), alone[0],
+                                           mask=np.ones((2, 2, 1), bool), correct=alone[1])  # fmt: skip
+    assert taught[0] > 0 > taught[1] and not taught[2:].any()
 
 
-def test_groups_that_differ_in_format_alone_are_drawn_again():
+def test_dapo_filters_by_correctness_as_its_paper_does():
+    config = tiny_run.config(preset='dapo')
+    assert Settings.from_config(config).collection.gate == algorithms.make(config.algorithm, config.collection).gate
+    assert Settings.from_config(config).collection.gate == 'outcome'
+
+
+def test_by_outcome_groups_that_differ_in_format_alone_are_drawn_again():
     unknown = np.full(2, np.nan)
     rewarded = Rewards([], [], [1, 1], np.array([0.1, 0.0]), np.array([0.0, 0.0]), {}, {})
     assert find_dead('outcome', rewarded).tolist() == [True]

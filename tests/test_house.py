@@ -24,7 +24,7 @@ PACKAGE = os.path.join(ROOT, 'grpo_jax')
 
 # from the ground; a module may import its own floor and those below. A place is a folder, or a module of one
 FLOORS = [
-    ('types', 'errors', 'example', 'expressions', 'statistics', 'grouping', 'ranges', 'text'),
+    ('types', 'errors', 'example', 'expressions', 'statistics', 'grouping', 'ranges', 'text', 'user_files'),
     ('hosts',),
     ('algorithms',),
     ('sharding',),
@@ -43,7 +43,7 @@ BATTERIES = ('rewards', 'data', 'environments', 'workers', 'diagnose')  # chosen
 # upper bounds of an honest house, which each issue moves by what it may add: lines and tokens of the core and of all
 BUDGETS = {'core': (20_640, 156_600), 'all': (33_930, 250_900)}
 RUN_FILES = 16
-DEMO_MODULES, MINIMAL_MODULES = 150, 41  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
+DEMO_MODULES, MINIMAL_MODULES = 151, 42  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
 
 FILE_LINES, FUNCTION_LINES, PARAMETERS, LEAST_LINES = 700, 100, 8, 60
 TRAIN_RUN_LINES = 60  # of code
@@ -76,8 +76,12 @@ DOORS = {
 CARRIERS = {
     'run/config_file.py:add_declared': 'completes a config before anything reads it',
     'run/config_file.py:_check_key': 'looks a key up in it',
-    'run/settings.py:_check_size': 'the last check of Settings.from_config',
+    'run/config_file.py:_look_beside': 'the last step of read_config',
+    'run/settings.py:_read_key': 'the first check of Settings.from_config',
+    'run/settings.py:lock': 'the last step of default.get_config',
+    'run/settings.py:recorded_form': 'what config.json has',
     'supervised.py:_supervised_config': 'makes a config of another one',
+    'train.py:check': 'a command: train --check',
     'supervised.py:cold_start': 'the run of a run: it opens and trains',
 }
 UNIVERSE = {'Run', 'Settings', 'ConfigDict', 'Experiment'}  # types

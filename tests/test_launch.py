@@ -1,5 +1,6 @@
 """launch/tpu_vm.sh against a fake gcloud, launch/worker.sh on TPU VMs that are folders."""
 
+import json
 import os
 import pty
 import shlex
@@ -190,7 +191,7 @@ def test_every_worker_of_every_slice_gets_the_same_command(cloud):
         '--workdir=gs://bucket/runs/x',
         '--cache=gs://bucket/c',
         '--',
-        '--config=a.py',
+        '--config=configs/gsm8k.py',
         *AWKWARD,
     )
     assert done.returncode == 0, done.stderr
@@ -206,7 +207,7 @@ def test_every_worker_of_every_slice_gets_the_same_command(cloud):
             '--workdir=gs://bucket/runs/x',
             '--cache=gs://bucket/c',
             '--',
-            '--config=a.py',
+            '--config=configs/gsm8k.py',
             *AWKWARD,
         ]
     ] * 3
@@ -283,6 +284,12 @@ def test_crashes_are_restarted_a_bounded_number_of_times(cloud):
     assert done.returncode == 139 and 'restart 2 of 2' in done.stderr
     assert cloud.verbs().count('start') == 2
     assert cloud.verbs().count('delete') == cloud.verbs().count('create') == 0
+
+
+def test_a_reward_that_failed_in_mid_run_is_started_again(cloud):
+    done = keep(cloud, '--max-restarts=1', **states('running', 'exited 47', 'exited 47', 'exited 0'))
+    assert done.returncode == 0 and 'failed with status 47: restart 1 of 1' in done.stderr
+    assert cloud.verbs().count('start') == 1
 
 
 @pytest.mark.parametrize(
@@ -422,6 +429,183 @@ def test_wrong_arguments_are_refused_before_anything_is_called(cloud, name):
     assert done.returncode == 2
     assert done.stderr.startswith('usage: ') and '\nerror: ' in done.stderr
     assert not cloud.calls()
+
+
+# what the training gets of the caller's: variables, files, extras
+
+TOKEN = "hf_it's 5 $HOME"
+
+
+@pytest.fixture
+def machine(cloud):
+    """The cloud, with a TPU VM that is prepared."""
+    home = cloud.folder / 'tpu' / 'grpo_jax'
+    shutil.copytree(os.path.join(ROOT, 'launch'), home / 'launch')
+    os.makedirs(home / '.venv' / 'bin')
+    shutil.copy(cloud.folder / 'bin' / 'python3', home / '.venv' / 'bin' / 'python')
+    cloud.environment |= {'FAKE_VMS': '1', 'HF_TOKEN': TOKEN}
+    return cloud
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder of the user's, with a config that imports another file there."""
+    folder = tmp_path / 'mine'
+    (folder / 'parts').mkdir(parents=True)
+    for name in ('my.py', 'helper.py', 'parts/judge.py', '.token'):
+        (folder / name).write_text('import helper\n')
+    return folder
+
+
+def sent(cloud, name):
+    """How often a file was sent under a name."""
+    return sum(f'tpu:{name}' in call['arguments'] for call in cloud.calls())
+
+
+def test_a_variable_reaches_the_training_and_nothing_else_that_can_be_read(machine):
+    done = machine.call('run', *WHERE, '--env=HF_TOKEN', *RUN[1:])
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: machine.calls('training'))
+    assert machine.calls('training')[0]['environment']['HF_TOKEN'] == TOKEN
+    log = (machine.folder / 'tpu/grpo_jax_run/log').read_text()
+    assert TOKEN not in log + done.stdout + done.stderr + json.dumps(machine.calls())
+    left = [*machine.folder.glob('tpu/*env*'), *machine.folder.glob('cache/grpo_jax/*.env')]
+    assert sent(machine, 'grpo_jax_env') == 1 and not left
+
+
+def test_the_file_of_the_variables_is_for_its_owner_alone(cloud):
+    script = cloud.folder / 'bin' / 'gcloud'
+    script.write_text(f'#!/bin/sh\ncase $* in *scp*) ls -l "$5" | cut -c1-10 >> {cloud.folder}/modes ;; esac\n')
+    assert cloud.call('run', *WHERE, '--env=HF_TOKEN', *RUN[1:], HF_TOKEN=TOKEN).returncode == 0
+    assert (cloud.folder / 'modes').read_text() == '-rw-------\n'
+
+
+def test_variables_files_and_extras_come_again_after_a_preemption(cloud, project):
+    script = states('idle', 'running', 'running', 'exited 0')
+    script['queued-resources describe'] = [[0, state] for state in ('ACTIVE', 'ACTIVE', 'SUSPENDED', 'ACTIVE')]
+    cloud.sent()
+    (cloud.folder / 'cache/grpo_jax/tpu.extras').write_text('wandb\n')
+    cloud.script('script.json', {'worker.sh setup': [[0, '']]} | ACTIVE | script)
+    options = ['--env=HF_TOKEN', '--workdir=gs://bucket/runs/x', '--', '--config=my.py']
+    done = cloud.call(*KEEP[:3], *WHERE, *options, folder=project, HF_TOKEN=TOKEN)
+    assert done.returncode == 0, done.stderr
+    assert [sent(cloud, f'grpo_jax{name}') for name in ('_env', '_sources.tar.gz', '.tar.gz')] == [2, 2, 1]
+    assert cloud.verbs().count('start') == 2 and TOKEN not in json.dumps(cloud.calls()) + done.stderr
+    [installed] = [call['arguments'][-1] for call in cloud.calls() if 'worker.sh setup' in call['arguments'][-1]]
+    assert installed.endswith('worker.sh setup wandb')
+
+
+def test_extras_are_installed(machine):
+    assert machine.call('setup', *WHERE, '--extra=wandb', '--extra=trackio').returncode == 0
+    [pip] = machine.calls('pip')
+    assert pip['arguments'][-1] == '.[tpu,wandb,trackio]'
+    assert (machine.folder / 'cache/grpo_jax/tpu.extras').read_text() == 'wandb,trackio\n'
+
+
+@pytest.mark.parametrize('place', ['mine', 'mine/parts', '.'])
+def test_files_of_the_users_are_sent_and_the_training_runs_among_them(machine, project, place):
+    config = os.path.relpath(project / 'my.py', machine.folder / place)
+    parts = f"--config.reward.parts=(('{project}/parts/judge.py:judge', 1.0),)"
+    words = ['--workdir=gs://bucket/runs/x', '--', f'--config={config}:dapo', parts, '--config.n=configs/gsm8k.py']
+    done = machine.call('run', *WHERE, *words, folder=machine.folder / place)
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: machine.calls('training'))
+    [training] = machine.calls('training')
+    folder = machine.folder / 'tpu' / 'grpo_jax_sources'
+    assert training['folder'] == str(folder)
+    assert training['arguments'][1:] == [
+        '--config=my.py:dapo',
+        "--config.reward.parts=(('parts/judge.py:judge', 1.0),)",
+        '--config.n=../grpo_jax/configs/gsm8k.py',
+    ]
+    assert sorted(os.listdir(folder)) == ['helper.py', 'my.py', 'parts']  # nothing that is hidden
+
+
+def test_of_a_git_project_what_git_knows_or_would_add_is_sent(machine, project):
+    (project / '.gitignore').write_text('runs\n')
+    (project / 'runs').mkdir()
+    (project / 'runs' / 'big').write_text('')
+    subprocess.run(['git', 'init', '-q'], cwd=project, check=True)
+    words = ['--workdir=gs://bucket/runs/x', '--', '--config=my.py']
+    done = machine.call('run', *WHERE, *words, folder=project)
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(machine.folder / 'tpu' / 'grpo_jax_sources')) == ['helper.py', 'my.py', 'parts']
+
+
+REFUSED = {
+    'no such file': (['--config=none.py'], 'there is no none.py here'),
+    'two folders': (['--config=my.py', '--config.data.name=../other/rows.py'], 'put all into one folder'),
+    'a home': (['--config=../home.py'], 'put them into a folder of their own'),
+    'a model': (['--config=my.py', '--config.model.path=../model'], '../model is on this machine alone'),
+    'a model of another machine': (['--config=gsm8k', '--config.model.path=../model'], 'into a bucket, and name gs://'),
+    'named by the config': (['--config=names.py'], 'names.py: ../model is on this machine alone'),
+    'absolute in the config': (['--config=absolute.py'], 'the machines have other folders'),
+    'hidden': (['--config=my.py', '--config.data.name=.hidden.py'], '.hidden.py'),
+    'ignored by git': (['--config=my.py', '--config.data.options.folder=parts/rows'], 'parts/rows is on this machine'),
+    'too much': (['--config=my.py'], 'has more than 100 MiB'),
+}
+
+
+@pytest.mark.parametrize('dry', [[], ['--dry-run']])
+@pytest.mark.parametrize('case', REFUSED)
+def test_what_the_machines_would_not_have_is_refused_before_anything_is_called(cloud, project, case, dry):
+    for name in ('home.py', 'other/rows.py', 'model/config.json', 'mine/.hidden.py', 'mine/parts/rows/a.jsonl'):
+        (cloud.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (cloud.folder / name).write_text('')
+    (project / 'names.py').write_text("folder = '../model'\n")
+    (project / 'absolute.py').write_text(f'parts = (("{project}/parts/judge.py:judge", 1.0),)\n')
+    if case == 'ignored by git':
+        (project / '.gitignore').write_text('rows\n')
+        subprocess.run(['git', 'init', '-q'], cwd=project, check=True)
+    if case == 'too much':
+        with open(project / 'weights', 'wb') as file:
+            file.truncate(101 * 2**20)
+    words, message = REFUSED[case]
+    done = cloud.call('run', *dry, *WHERE, '--workdir=gs://bucket/runs/x', '--', *words, folder=project)
+    assert done.returncode == 2 and message in done.stderr.splitlines()[-1], done.stderr
+    assert not cloud.calls() and not (cloud.folder / 'cache').exists()
+
+
+@pytest.mark.parametrize('name, wrong', [('b', 'too short'), ('bu', 'too short'), ('b' * 64, 'too long')])
+def test_a_bucket_that_cannot_be_is_called_that(cloud, name, wrong):
+    for words in (['--workdir', '--'], ['--data', '--'], ['--', '--config.model.path']):
+        words = [f'{word}=gs://{name}/runs/x' if word != '--' else word for word in words]
+        first = [] if '--workdir' in words[0] else RUN[1:2]
+        done = cloud.call('run', *WHERE, *first, *words, '--config=gsm8k')
+        assert done.returncode == 2 and f"the bucket's name '{name}' is {wrong}" in done.stderr
+    assert not cloud.calls()
+
+
+ENVIRONMENT = {
+    'no value': ([*RUN[:2], '--env=HF_TOKEN', *RUN[2:]], {}),
+    'an empty value': ([*RUN[:2], '--env=HF_TOKEN', *RUN[2:]], {'HF_TOKEN': ''}),
+    'a value given': ([*RUN[:2], f'--env=HF_TOKEN={TOKEN}', *RUN[2:]], {'HF_TOKEN': TOKEN}),
+    'a name that is none': ([*RUN[:2], '--env=hf-token', *RUN[2:]], {}),
+    "an option's": ([*RUN[:2], '--env=GRPO_JAX_DATA', *RUN[2:]], {'GRPO_JAX_DATA': '/data'}),
+    'elsewhere': (['stop', '--env=HF_TOKEN'], {'HF_TOKEN': TOKEN}),
+}
+
+
+@pytest.mark.parametrize('case', ENVIRONMENT)
+def test_a_variable_that_cannot_be_handed_on_is_refused_without_its_value(cloud, case):
+    words, environment = ENVIRONMENT[case]
+    for dry in ([], ['--dry-run']):
+        done = cloud.call(words[0], *WHERE, *dry, *words[1:], **environment)
+        assert done.returncode == 2 and '\nerror: --env' in done.stderr and TOKEN not in done.stderr
+    assert not cloud.calls()
+
+
+def test_a_dry_run_shows_no_value_and_keeps_no_file(cloud, project):
+    words = ['--env=HF_TOKEN', '--workdir=gs://bucket/runs/x', '--', '--config=my.py']
+    done = cloud.call('run', '--dry-run', *WHERE, *words, folder=project, HF_TOKEN=TOKEN)
+    assert done.returncode == 0 and 'tpu:grpo_jax_env' in done.stdout and 'tpu:grpo_jax_sources.tar.gz' in done.stdout
+    assert TOKEN not in done.stdout + done.stderr and not (cloud.folder / 'cache').exists()
+
+
+@pytest.mark.parametrize('words', [['setup', '--extra=wandbs'], ['run', '--extra=wandb', *RUN[1:]]])
+def test_an_extra_that_cannot_be_installed_is_refused(cloud, words):
+    done = cloud.call(words[0], *WHERE, *words[1:])
+    assert done.returncode == 2 and '\nerror: --extra' in done.stderr and not cloud.calls()
 
 
 @pytest.mark.parametrize('terminal', [False, True])

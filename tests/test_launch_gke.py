@@ -1,9 +1,13 @@
 """launch/gke/render.sh: the manifest of a JobSet, with a fake kubectl."""
 
+import base64
+import subprocess
+
 import pytest
 import yaml
 
 from grpo_jax.errors import Diagnosed
+from grpo_jax.rewards import RewardError
 from tests.fake_cloud import Cloud
 
 GKE = [
@@ -40,6 +44,7 @@ def test_the_rendered_jobset_has_what_was_asked_for(cloud):
     job = slices['template']['spec']
     assert (slices['replicas'], job['parallelism'], job['completions'], job['backoffLimit']) == (2, 8, 8, 0)
     assert job['podFailurePolicy']['rules'][0]['onExitCodes']['values'] == [2, Diagnosed.status]
+    assert RewardError.AGAIN not in (2, Diagnosed.status)  # a reward that failed in mid-run is started again
     pod = job['template']['spec']
     assert pod['serviceAccountName'] == 'trainer' and pod['restartPolicy'] == 'Never'
     assert pod['nodeSelector'] == {
@@ -123,4 +128,74 @@ def test_wrong_arguments_of_gke_are_refused(cloud, wrong):
     )
     assert done.returncode == 2
     assert done.stderr.startswith('usage: ') and '\nerror: ' in done.stderr
+    assert not cloud.calls('kubectl')
+
+
+# what the training gets of the caller's
+
+TOKEN = "hf_it's 5 $HOME"
+
+
+def test_variables_come_by_a_secret(cloud):
+    done = cloud.call(
+        *GKE, '--env=HF_TOKEN', '--namespace=team', '--', '--config=a', script='gke/render.sh', HF_TOKEN=TOKEN
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = cloud.calls('kubectl')
+    assert first['arguments'] == ['apply', '--server-side', '--force-conflicts', '-f', '-']
+    secret = yaml.safe_load(first['stdin'])
+    assert (secret['kind'], secret['metadata']) == ('Secret', {'name': 'run-1-env', 'namespace': 'team'})
+    assert {name: base64.b64decode(value).decode() for name, value in secret['data'].items()} == {'HF_TOKEN': TOKEN}
+    assert second['arguments'] == ['apply', '-f', '-']
+    [slices] = yaml.safe_load(second['stdin'])['spec']['replicatedJobs']
+    [container] = slices['template']['spec']['template']['spec']['containers']
+    reference = {'secretKeyRef': {'name': 'run-1-env', 'key': 'HF_TOKEN'}}
+    assert container['env'][-1] == {'name': 'HF_TOKEN', 'valueFrom': reference}
+    assert TOKEN not in second['stdin'] + done.stdout + done.stderr
+
+
+def test_a_dry_run_shows_no_value(cloud):
+    done = cloud.call(*GKE, '--env=HF_TOKEN', '--dry-run', '--', '--config=a', script='gke/render.sh', HF_TOKEN=TOKEN)
+    assert done.returncode == 0 and yaml.safe_load(done.stdout)['kind'] == 'JobSet'
+    encoded = base64.b64encode(TOKEN.encode()).decode()
+    assert not any(text in done.stdout + done.stderr for text in (TOKEN, encoded))
+    assert done.stdout.startswith('# besides, the Secret run-1-env with HF_TOKEN') and not cloud.calls('kubectl')
+
+
+def test_extras_are_installed_before_the_training_which_gets_its_arguments_and_its_signals(cloud, tmp_path):
+    done = cloud.call(*GKE, '--extra=wandb', '--dry-run', '--', '--config=a b', script='gke/render.sh')
+    [slices] = yaml.safe_load(done.stdout)['spec']['replicatedJobs']
+    [container] = slices['template']['spec']['template']['spec']['containers']
+    for name in ('pip', 'python'):
+        program = tmp_path / 'bin' / name
+        program.write_text(f'#!/bin/sh\necho {name} $$ $# "$@"\n')
+        program.chmod(0o755)
+    shell = subprocess.Popen([*container['command'], *container['args']], env=cloud.environment, stdout=-1, text=True)
+    pip, python = shell.communicate(timeout=60)[0].splitlines()
+    assert pip.endswith('install --quiet --no-cache-dir --editable .[tpu,wandb]')
+    # in the shell's place, so that SIGTERM reaches it
+    assert python == f'python {shell.pid} 4 -m grpo_jax.train --workdir=/gcs/bucket/runs/x --config=a b'
+
+
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        (['--env=HF_TOKEN', '--', '--config=a'], '--env'),
+        (['--extra=wandbs', '--', '--config=a'], '--extra'),
+        (['--workdir=gs://b/runs/x', '--', '--config=a'], "the bucket's name 'b' is too short"),
+        (['--', '--config=my.py'], 'my.py is not in the image; put it into configs/'),
+        (['--', "--config.reward.parts=(('my.py:judge', 1.0),)", '--config=a'], 'my.py is not in the image'),
+        (['--', '--config=none.py'], 'there is no none.py here'),
+        (
+            ['--', '--config=a', '--config.model.path=./model'],
+            './model is on this machine alone; put it into the bucket',
+        ),
+    ],
+)
+@pytest.mark.parametrize('dry', [[], ['--dry-run']])
+def test_what_the_pods_would_not_have_is_refused_before_anything_is_applied(cloud, tmp_path, words, message, dry):
+    (tmp_path / 'mine' / 'model').mkdir(parents=True)
+    (tmp_path / 'mine' / 'my.py').write_text('')
+    done = cloud.call(*GKE, *dry, *words, script='gke/render.sh', folder=tmp_path / 'mine')
+    assert done.returncode == 2 and message in done.stderr.splitlines()[-1], done.stderr
     assert not cloud.calls('kubectl')

@@ -266,7 +266,7 @@ def test_hosts_of_a_tpu_pod_find_each_other_without_flags(monkeypatch):
     handler = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(Stopped), processes.session(None, None, None):
-            raise Stopped('here', 3)
+            raise Stopped('here', 3, 6)
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert calls == [(), 'shutdown']

@@ -305,6 +305,23 @@ def test_on_tpus_preflight_runs_for_what_is_there(monkeypatch, capsys, count, as
     assert ('it fits' in capsys.readouterr().out) == bool(asked)
 
 
+class Card:
+    platform, device_kind = 'gpu', 'NVIDIA A100-SXM4-40GB'
+
+    def memory_stats(self):
+        return {'bytes_limit': 30 * 2**30}
+
+
+def test_on_gpus_preflight_runs_for_what_is_there(monkeypatch, capsys):
+    names = []
+    monkeypatch.setattr(notebook, 'preflight', lambda experiment, name, settings: names.append(name) or (0, 'it fits'))
+    monkeypatch.setattr(notebook.jax, 'devices', lambda: [Card()])
+    assert notebook.check_machine('gsm8k') == 'gpu'
+    monkeypatch.setattr(Card, 'device_kind', 'NVIDIA RTX A6000')
+    assert notebook.check_machine('gsm8k') == 'gpu'
+    assert names == ['gpu:a100-40', 'gpu:40.0'] and 'it fits' in capsys.readouterr().out
+
+
 def test_preflight_that_cannot_work_says_why_in_one_line(monkeypatch):
     monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
     status, text = notebook.preflight('arithmetic', 'v5e:2x2', {'stepz': 3})

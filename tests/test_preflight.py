@@ -18,6 +18,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.models import hf, linear, lora, transformer
 from grpo_jax.models.hf import families
 from grpo_jax.run.open import make_run_learner, make_run_sampler, open_run
+from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import schedule, stops
 from grpo_jax.sharding import chips, compiled
 from grpo_jax.tools.preflight import __main__ as preflight
@@ -165,13 +166,16 @@ def test_a_mesh_is_chosen_where_the_config_has_none(slices):
 
     def chosen(prompts, chips_, slices_=1):
         config.data.prompts_per_step = prompts
-        sizes = plan.choose_mesh(config, c, chips_, slices_)
+        sizes = plan.make_planned_mesh(Settings.from_config(config), c, 'v5e', chips_, slices_).mesh
         return sizes['data'], sizes['fsdp'], sizes['tensor']
 
     assert chosen(32, 16) == (1, 16, 1)
     assert chosen(32, 32, 2) == (2, 16, 1)
     assert chosen(256, 256) == (2, 128, 1)  # 256 does not divide a width of 896
     assert chosen(32, 64) == (1, 32, 2)  # 64 does not divide 32 prompts
+    with pytest.raises(BadInput, match=r'^data.prompts_per_step = 6: must be a multiple of .* = 4; choose 8'):
+        plan.make(tiny_run.config(data__prompts_per_step=6), 'v5e:2x2')
+    assert plan.make(tiny_run.config(mesh__fsdp=2), 'v5e:2x2').mesh.shape['data'] == 2
     with pytest.raises(BadInput, match='the nearest that fits is data=2 fsdp=2 context=1 tensor=1'):
         plan.make(tiny_run.config(mesh__data=2, mesh__fsdp=4), 'v5e:2x2')
     with pytest.raises(BadInput, match=r'mesh\.data = 1: must be a multiple of the 2 slices'):
@@ -408,6 +412,125 @@ def test_the_table_of_programs_has_every_figure(slices, monkeypatch, capsys):
     assert all(text in words for text in ('learner.update', '1274.00', '2497.3', '6467.0', 'rollout: decode'))
 
 
+@pytest.fixture
+def shape_of_100_tokens(tmp_path):
+    """A folder with the shape of the tiny model, whose vocabulary tensor = 2 divides."""
+    with open(os.path.join(plan.MODELS, 'characters', 'config.json'), encoding='utf8') as file:
+        (tmp_path / 'config.json').write_text(json.dumps(json.load(file) | {'vocab_size': 100}))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize('given', [{}, {'mesh__fsdp': 4}])
+def test_a_run_that_fits_on_another_mesh_than_the_chosen_one_fits(
+    slices, monkeypatch, capsys, shape_of_100_tokens, given
+):
+    pretend(monkeypatch, lambda made, job: 1.5 * GIB / made.mesh.shape['tensor'] * (job.phase == 'rollout'))
+    made = plan.make(tiny_run.config(model__path=shape_of_100_tokens, **given), 'v5e:2x2')
+    words = ['preflight', '--config=x', '--config.mesh.fsdp=4', '--config.steps=3', '--topology=v5e:2x2']
+    monkeypatch.setattr(sys, 'argv', words)
+    # where preflight chose the mesh itself, nothing that was asked for has to change
+    assert preflight.run(made, NOT_COMPILING, output='', sizes=[]) == bool(given)
+    shown = capsys.readouterr().out
+    assert 'DOES NOT FIT' in shown
+    flags = '--config=x --config.steps=3 --config.mesh.fsdp=2 --config.mesh.tensor=2'
+    assert shown.rstrip().endswith(f'Flags to train with: {flags}')
+
+
+def test_a_run_that_fits_is_shown_its_flags_and_first_an_estimate(slices, monkeypatch, tmp_path, capsys):
+    pretend(monkeypatch, lambda *_: 0)
+    compile_and_check, before = verdict.compile_and_check, []
+
+    def watched(*arguments):
+        before.append(capsys.readouterr().out)
+        return compile_and_check(*arguments)
+
+    monkeypatch.setattr(verdict, 'compile_and_check', watched)
+    monkeypatch.setattr(sys, 'argv', ['preflight', '--config=x', '--topology=v5e:2x2'])
+    output = tmp_path / 'out.json'
+    assert preflight.run(plan.make(tiny_run.config(), 'v5e:2x2'), NOT_COMPILING, output=str(output), sizes=[]) == 0
+    assert before == [line for line in before if line.startswith('Estimate by formula: likely to fit, 0.0 of 1.0 GiB')]
+    assert capsys.readouterr().out.rstrip().endswith('Flags to train with: --config=x --config.mesh.fsdp=4')
+    assert json.loads(output.read_text())['train'] == '--config=x --config.mesh.fsdp=4'
+
+
+@pytest.mark.parametrize(
+    ('name', 'full'),
+    [
+        ('v5litepod-8', 'v5e:2x4'),
+        ('v5e-16', 'v5e:4x4'),
+        ('v6e-1', 'v6e:1x1'),
+        ('v6e-256', 'v6e:16x16'),
+        ('v5p-8', 'v5p:2x2x1'),  # 8 cores of 4 chips
+        ('v4-32', 'v4:2x2x4'),
+        ('V5p-128', 'v5p:4x4x4'),
+        ('v5e:2x4', 'v5e:2x4'),
+        ('gpu:a100-40', 'gpu:a100-40'),
+    ],
+)
+def test_names_of_clouds_are_slices(name, full):
+    assert topology.full_name(name) == full
+
+
+@pytest.mark.parametrize(
+    ('name', 'near'),
+    [('v5litepod-12', 'v5litepod-8 and v5litepod-16'), ('v5p-4', 'v5p-8 and v5p-16'), ('v6e-2', 'v6e-1 and v6e-4')],
+)
+def test_a_number_without_a_slice_is_refused_with_the_nearest(name, near):
+    with pytest.raises(BadInput, match=f'--topology = {name!r}: is no slice; the nearest are {near}'):
+        plan.make(tiny_run.config(), name)
+
+
+# GPUs
+
+
+def test_of_a_gpu_jax_takes_three_quarters(monkeypatch):
+    monkeypatch.delenv(topology.FRACTION, raising=False)
+    assert topology.find_gpu('gpu:24').memory == 18 * GIB and topology.find_gpu('v5e:2x2') is None
+    assert topology.find_gpu('gpu:h100x8') == topology.find_gpu('gpu:h100')
+    assert topology.find_gpu('gpu:h100').memory / GIB == pytest.approx(0.75 * 79.1)
+    monkeypatch.setenv(topology.FRACTION, '0.9')
+    assert topology.find_gpu('gpu:40').memory == 36 * GIB
+    assert [topology.count_gpus(name) for name in ('gpu:a100-80x8', 'gpu:24', 'gpu:24x2', 'v5e:2x2')] == [8, 1, 2, 0]
+
+
+@pytest.mark.parametrize('name', ['gpu:b7', 'gpu:', 'gpu:a100', 'gpu:x8', 'gpu:-4'])
+def test_an_unknown_gpu_is_refused_with_those_that_are_known(name):
+    with pytest.raises(BadInput, match='is no GPU; choose gpu:t4, gpu:l4, gpu:a100-40'):
+        plan.make(tiny_run.config(), name)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'count', 'name'),
+    [
+        ('Tesla T4', 1, 'gpu:t4'),
+        ('NVIDIA L4', 1, 'gpu:l4'),
+        ('NVIDIA L40S', 1, 'gpu:44.0'),
+        ('NVIDIA A100-SXM4-40GB', 8, 'gpu:a100-40x8'),
+        ('NVIDIA A100 80GB PCIe', 1, 'gpu:a100-80'),
+        ('NVIDIA H100 80GB HBM3', 2, 'gpu:h100x2'),
+        ('NVIDIA H200', 1, 'gpu:h200'),
+    ],
+)
+def test_gpus_that_are_here_have_a_name(kind, count, name):
+    assert topology.name_gpus(kind, count, 44 * GIB) == name
+    assert topology.find_gpu(name)
+
+
+def test_a_run_on_a_gpu_is_planned_from_programs_for_the_cpu(tmp_path):
+    """The whole command, which needs no TPU compiler: two GPUs, on which the batch is shared."""
+    done = command(f'--cache={tmp_path}', '--config.evaluation.prompts=2', topology='gpu:4x2')
+    assert done.returncode == 0, done.stderr
+    assert 'FITS' in done.stdout and 'of 3.00 GiB in use at most' in done.stdout
+    assert f'with {topology.MARGIN:.0%} more temporaries' in ' '.join(done.stdout.split())
+    assert done.stdout.rstrip().endswith('--config.mesh.fsdp=2')
+    assert 'HBM' not in done.stdout and 'sent' not in done.stdout.partition('FITS')[0]
+
+
+def test_searches_and_predictions_are_for_tpus(tmp_path):
+    done = command('--search=2', '--at_once=1', topology='gpu:t4')
+    assert done.returncode == 2 and 'are for TPUs; leave them out' in done.stderr
+
+
 def test_without_the_compiler_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
     with pytest.raises(BadInput, match=r'install the extra \[tpu\]'):
@@ -440,6 +563,11 @@ def planned_for_v5e(libtpu, tmp_path_factory):
 def test_every_program_compiles_for_v5e(planned_for_v5e):
     done, found, _ = planned_for_v5e
     assert 'FITS' in done.stdout and 'mesh data 1 x fsdp 4 x' in done.stdout
+    assert done.stdout.startswith('Estimate by formula: likely to fit')
+    assert done.stdout.splitlines()[-1].startswith('Flags to train with: --config=configs/arithmetic.py')
+    assert done.stdout.rstrip().endswith('--config.mesh.fsdp=4')
+    noise = [line for line in done.stderr.splitlines() if not line.startswith(('preflight: ', 'compil'))]
+    assert not noise, noise  # libtpu logs to stderr
     names = [x['name'] for x in found['programs']]
     assert 'learner.update' in names and sum(name.startswith('rollout: decode') for name in names) >= 1
     assert all(x['arguments'] + x['outputs'] > 0 and x['traffic'] > 0 for x in found['programs'])

@@ -1,5 +1,6 @@
 """SIGTERM, Ctrl-C, SIGHUP, exceptions: what there is is saved, and the same command goes on."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import evaluate, train
+from grpo_jax import evaluate, rewards, train
 from grpo_jax.errors import BadInput, CannotWrite, Stopped
 from grpo_jax.run import loop, signals
 from grpo_jax.run.writer import Writer
@@ -82,31 +83,34 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(request, straight, tmp_path
 
 
 class Failing:
-    """A reward that raises at one call, once."""
+    """A reward that raises in the calls `away`, and after `spared` calls for some completions."""
 
-    def __init__(self, at):
-        self.left = at
+    def __init__(self, spared, away=range(0)):
+        self.calls, self.spared, self.away = itertools.count(), spared, away
 
     def __call__(self, completion, example):
-        self.left -= 1
-        if not self.left:
+        call = next(self.calls)
+        if call in self.away or (call >= self.spared and len(completion) % 4 == 1):
             raise KeyError('the service is away')
         return float(len(completion) % 3)
 
 
-def test_an_exception_saves_the_last_finished_step(tmp_path, monkeypatch, capsys):
+def test_a_reward_that_fails_saves_the_last_finished_step_and_goes_on_bit_for_bit(tmp_path, monkeypatch, capsys):
     changed = tiny_run.config(steps=3, supervised__updates=0, checkpoint__every=100, data__prompts_per_step=4)
     changed.reward.parts, changed.reward.verifier = (('mine', 1.0),), ''
+    changed.reward.retries, changed.reward.most_missing = 0, 0.9
     monkeypatch.setattr(evaluate.Evaluator, '__call__', lambda *_: {'greedy': 0.0})  # which calls the reward too
-    rewarded = Failing(2 * 16 + 5)  # in step 2, of 16 completions each
-    with pytest.raises(Exception, match='the service is away'):
+    rewarded = Failing(16, range(32, 48))  # all of step 2, of 16 completions each, and some of step 1
+    with pytest.raises(rewards.RewardsMissing, match=r'16 of 16 completions.*the service is away') as error:
         train.run(changed, str(tmp_path / 'run'), functions={'mine': rewarded})
+    assert error.value.status == 47  # launchers start it again
     assert sorted(os.listdir(tmp_path / 'run' / 'checkpoints')) == ['2']
-    assert f'step 1 of {tmp_path}/run is saved; the same command goes on from there' in capsys.readouterr().err
+    assert f'2 steps of {tmp_path}/run are saved; the same command goes on from there' in capsys.readouterr().err
     train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(0)})
-    train.run(changed, str(tmp_path / 'straight'), functions={'mine': Failing(0)})
+    train.run(changed, str(tmp_path / 'straight'), functions={'mine': Failing(16)})
     assert (tmp_path / 'run' / 'metrics.jsonl').read_bytes() == (tmp_path / 'straight' / 'metrics.jsonl').read_bytes()
-    assert [row['step'] for row in tiny_run.rows(tmp_path / 'run')] == [0, 1, 2]
+    first, *later = [row['reward_missing'] for row in tiny_run.rows(tmp_path / 'run')]
+    assert first == 0 and later[0] > 0
 
 
 def test_an_exception_after_the_update_keeps_the_older_checkpoint(long, straight, tmp_path, monkeypatch):
@@ -284,7 +288,7 @@ def test_a_terminal_that_is_gone_stops_no_run(tmp_path):
     'error, line',
     [
         (BadInput('steps', 0, 'must be at least 1'), 'error: steps = 0: must be at least 1'),
-        (Stopped('runs/x', 3), 'stopped after step 3 of runs/x, which is saved; the same command goes on'),
+        (Stopped('runs/x', 3, 6), 'stopped after 3 of 6 steps; runs/x is saved, and the same command goes on'),
         (
             CannotWrite('runs/x/metrics.jsonl', OSError(28, 'No space left on device')),
             'error: cannot write runs/x/metrics.jsonl: No space left on device; make space, then the same command '

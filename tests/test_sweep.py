@@ -1,7 +1,6 @@
 """Presets times seeds: the runs, what is not run again, the table, and what is refused."""
 
 import csv
-import functools
 import json
 import math
 import os
@@ -129,34 +128,42 @@ def test_finished_runs_are_not_run_again_and_others_are(swept, monkeypatch, caps
     assert calls == [] and times(workdir) == before
     assert [row['status'] for row in again] == [row['status'] for row in rows]
 
-    # a setting that changes the run is for train.run to refuse: an old result must not pass for a new one
-    def other(preset='dr_grpo'):
-        config = get_config(preset)
-        config.optimizer.learning_rate = 0.5 if preset == 'grpo' else config.optimizer.learning_rate
-        return config
-
-    again = sweep.run(other, PRESETS, SEEDS, workdir)
-    assert calls == ['grpo/0', 'grpo/1'] and times(workdir) == before
-    assert [(row['preset'], row['status']) for row in again] == [('dr_grpo', '2/2'), ('grpo', '2/2 failed')]
+    more = sweep.run(longer, PRESETS, SEEDS, workdir)
+    assert calls == ['grpo/0', 'dr_grpo/0', 'grpo/1', 'dr_grpo/1'] and times(workdir) == before
+    assert [row['status'] for row in more] == ['2/2 failed'] * 2
     assert 'grpo, seed 0, 1: too many bad steps' in capsys.readouterr().out
     failed = read_table(workdir)[-1]
-    assert (failed['preset'], failed['reward_last_mean']) == ('grpo', '') and 'too many bad steps' in failed['failure']
+    assert failed['reward_last_mean'] == '' and 'too many bad steps' in failed['failure']
     sweep.run(get_config, PRESETS, SEEDS, workdir)  # the table of the finished runs, as it was
 
 
-def test_a_run_with_other_settings_in_the_same_folder_fails_and_stays_as_it_was(swept):
+def longer(preset='dr_grpo'):
+    config = get_config(preset)
+    config.steps = 3
+    return config
+
+
+@pytest.mark.parametrize(
+    'key, value, words',
+    [
+        ('steps', 1, 'steps = 1: .* has 2 steps already; use another --workdir'),
+        ('group_size', 2, 'rollout.group_size = 2: was 4 in .*grpo'),
+    ],
+)
+def test_other_settings_in_a_folder_are_refused_before_any_run(swept, monkeypatch, key, value, words):
+    # an old result must not pass for a new one
     workdir, _ = swept
     before = times(workdir)
+    monkeypatch.setattr(train, 'run', lambda *_, **__: pytest.fail('refused before'))
 
     def other(preset='dr_grpo'):
         config = get_config(preset)
-        config.steps = 1
+        section = config if key in config else config.rollout
+        section[key] = value
         return config
 
-    rows = sweep.run(other, ['grpo'], 1, workdir)
-    assert rows[0]['failures'] == {
-        0: f'steps = 1: {os.path.join(workdir, "grpo", "0")} has 2 steps already; use another --workdir'
-    }
+    with pytest.raises(BadInput, match=words):
+        sweep.run(other, ['grpo'], 1, workdir)
     assert times(workdir) == before
 
 
@@ -212,7 +219,7 @@ def test_a_variant_and_a_reward_of_a_notebook_are_swept_beside_presets(long, tmp
     monkeypatch.setattr(train, 'run', lambda *_, **__: pytest.fail('nothing is run again'))
     sweep.run(with_reward, ['dr_grpo'], 1, workdir, {'half': variant}, {'constant': constant})
     other = variant._replace(surrogate=lambda ratio, advantages: -advantages * ratio)
-    with pytest.raises(BadInput, match=r"half = 'changed': was run here with other code; rename it, or .*half"):
+    with pytest.raises(BadInput, match=r"algorithm\.surrogate = '<lambda> of .*: was 'half of .*half/0"):
         sweep.run(with_reward, ['dr_grpo'], 1, workdir, {'half': other}, {'constant': constant})
     with pytest.raises(BadInput, match='reward constant'):
         sweep.run(
@@ -259,14 +266,6 @@ def test_what_cannot_be_compared_is_refused():
         sweep.compare(rows, 'a', 'b')
     with pytest.raises(BadInput, match='is not in this sweep; choose one of a, b'):
         sweep.compare(rows, 'a', 'c')
-
-
-def test_sources_tell_functions_apart_and_name_those_of_the_package():
-    variant = algorithms.make(get_config().algorithm)
-    text = sweep.source_text(variant)
-    assert 'surrogate = clip () ' in text and "('clip_high', 0.2)" in text
-    assert 'return -0.5 * advantages * ratio' in sweep.source_text(variant._replace(surrogate=half))
-    assert sweep.source_text(functools.partial(half, 3)) != sweep.source_text(functools.partial(half, 4))
 
 
 def test_unknown_preset_is_refused_with_the_choices_before_anything_is_written(tmp_path):

@@ -16,6 +16,5 @@ def get_config(preset, *, blurts, habit, share, max_tokens):
     config.supervised.batch = 64
     config.evaluation.every = 0
     config.evaluation.prompts = 64
-    config.collection.gate = 'reward'  # by outcome, groups that differ in the habit alone would teach nothing
     config.log.rollouts = 1
     return config

@@ -74,7 +74,6 @@ def get_stages(config, workdir):
             'folder': os.path.join(FOLDER, 'general'), 'answer_field': ''}}]}
     preferences.reward.by_source = {'general': {'parts': (('model', 1.0), ('format', 1.0), ('language', 1.0))}}
     preferences.reward.options.model.folder = os.path.join(FOLDER, 'reward_model')
-    preferences.collection.gate = 'reward'  # no verifier judges what is general
     preferences.steps = 400 // 16
 
     return [

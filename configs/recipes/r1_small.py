@@ -5,6 +5,8 @@
 The cold start's demonstrations mostly blurt a wrong answer out. Reinforcement finds that working a sum out pays, the
 base model then learns from its right completions, and from sums of one digit as what is general, and is reinforced once
 more. No number is a paper's. Figures: docs/recipes.md.
+
+Measured: 2 CPU cores | some 200 CPU-seconds | pass@1 20 % after the cold start, 93 % at the end
 """
 import copy
 

@@ -4,7 +4,15 @@
 """
 
 from grpo_jax.algorithms.advantage_inputs import compute_advantages, is_by_token
-from grpo_jax.algorithms.algorithm import Algorithm, adapt, default_numbers, make
+from grpo_jax.algorithms.algorithm import (
+    Algorithm,
+    adapt,
+    default_numbers,
+    describe_pieces,
+    file_numbers,
+    make,
+    to_section,
+)
 from grpo_jax.algorithms.checks import check_run
 from grpo_jax.algorithms.group_math import judge_groups
 from grpo_jax.algorithms.losses import gradient_coefficients, loss_terms, metrics, policy_loss, prepare, token_losses
@@ -19,6 +27,8 @@ __all__ = [
     'check_run',
     'compute_advantages',
     'default_numbers',
+    'describe_pieces',
+    'file_numbers',
     'gradient_coefficients',
     'is_by_token',
     'judge_groups',
@@ -29,5 +39,6 @@ __all__ = [
     'pooled_metrics',
     'prepare',
     'reference_metrics',
+    'to_section',
     'token_losses',
 ]

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 import inspect
+import math
 from typing import Annotated, Any, NamedTuple
 
 from jaxtyping import Float
 
-from grpo_jax import ranges
+from grpo_jax import ranges, user_files
 from grpo_jax.algorithms import (
     advantages,
     checks,
@@ -59,7 +60,7 @@ class Algorithm(NamedTuple):
     # tokens that the weights count: all, or selected (and corrected to above 0)
     denominator: Fixed[str] = 'all'
     dead_groups: NoKey[str] = 'keep'  # what becomes of groups that are dead
-    gate: NoKey[str] = 'auto'  # what says that a group is dead: see group_math.judge_groups
+    gate: NoKey[str] = 'reward'  # what says that a group is dead: see group_math.judge_groups
     source: NoKey[str] = 'policy'  # of completions: policy, reference, demonstrations, pairs
     discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
     critic_lambda: Share = 0.95  # lambda of the returns that the critic learns
@@ -204,6 +205,44 @@ def make(section: Any, collection: Any = None) -> Algorithm:
     checks.check(algorithm)
     checks.refuse_unused_numbers(algorithm, section, MODULES)
     return algorithm
+
+
+def describe_pieces(algorithm: Algorithm) -> dict[str, list[dict[str, str]]]:
+    """{config key: what a run records of its pieces}, see pieces.describe."""
+    return {key: list(map(pieces.describe, _pieces(algorithm, key))) for key in MODULES}
+
+
+def to_section(algorithm: Algorithm) -> dict[str, Any]:
+    """config.algorithm as an Algorithm has it: the names of its pieces, and all numbers that it reads."""
+    section = {name: x for name, x in algorithm._asdict().items() if name not in (*MODULES, *checks.SECTIONS)}
+    for key in MODULES:
+        names = tuple(map(pieces.full_name, _pieces(algorithm, key)))
+        for piece in _pieces(algorithm, key):
+            section |= pieces.numbers(piece)
+        section[key] = names if key == 'regularizers' else names[0]
+    for name, x in section.items():  # a config holds no infinity and no array
+        if not isinstance(x, (bool, int, float, str, tuple)) or x in (math.inf, -math.inf):
+            section[name] = repr(x)
+    return section
+
+
+def _pieces(algorithm, key):
+    """The pieces of a key, one for all but regularizers."""
+    chosen = getattr(algorithm, key)
+    return chosen if isinstance(chosen, tuple) else (chosen,)
+
+
+def piece_files(section: Any) -> list[tuple[str, str]]:
+    """(key, FILE.py:NAME) of each piece of a section algorithm that is in a user's file."""
+    values = [(key, section[key]) for key in MODULES]
+    named = [(key, name) for key, x in values for name in (x if isinstance(x, (tuple, list)) else [x])]
+    return [(key, name) for key, name in named if user_files.is_file(name)]
+
+
+def file_numbers(section: Any) -> dict[str, Any]:
+    """The numbers of a section's pieces in users' files, with their defaults; BadInput as user_files.load_function."""
+    files = [user_files.load_function(f'algorithm.{key}', name) for key, name in piece_files(section)]
+    return {number: default for piece in files for number, default in pieces.numbers(piece).items()}
 
 
 def adapt(

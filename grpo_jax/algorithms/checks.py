@@ -1,6 +1,7 @@
 """Refuses algorithms that cannot work and numbers that nothing reads, and warns of what has no effect; says why."""
 
 from collections.abc import Mapping
+import difflib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ CHOICES = {
 }
 # the choices of an algorithm that are read from config.collection
 SECTIONS: dict[str, str] = {'dead_groups': 'collection', 'gate': 'collection', 'source': 'collection'}
+
+# data of the ratio between the policy now and before the step
+RATIOS = {'ratio', 'log_ratio', 'token_ratio'}
 
 
 def refuse_misplaced_keys(section: Any) -> None:
@@ -133,7 +137,8 @@ def refuse_unused_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping
         same = key in defaults and section[key] == defaults[key]
         if same and isinstance(section[key], bool) == isinstance(defaults[key], bool):
             continue
-        raise BadInput(f'algorithm.{key}', section[key], _explain_unused(key, readers, conditions, chosen))
+        explained = _explain_unused(key, readers, conditions, chosen, {*defaults, *read_keys})
+        raise BadInput(f'algorithm.{key}', section[key], explained)
 
 
 def _conditions(algorithm):
@@ -163,17 +168,19 @@ def _conditions(algorithm):
     }
 
 
-def _explain_unused(key, readers, conditions, chosen):
+def _explain_unused(key, readers, conditions, chosen, known):
     """Returns the predicate and remedy that say who would read a number, and which pieces are chosen instead.
 
     key: the number's. readers: {key that chooses pieces: names of its pieces with such a number}. conditions: what
-    _conditions returns. chosen: {key that chooses pieces: the algorithm's pieces}.
+    _conditions returns. chosen: {key that chooses pieces: the algorithm's pieces}. known: the keys of all numbers.
     """
     readers = {chooser: names for chooser, names in readers.items() if names}
     uses = [f'{chooser} {" or ".join(sorted(names))}' for chooser, names in readers.items()]
     uses += [conditions[key][1]] if key in conditions else []
     if not uses:
-        return 'no piece has a number of this name; correct the name, or leave it out'
+        near = difflib.get_close_matches(key, known, 1)
+        hint = f'did you mean {near[0]}?' if near else 'correct the name, or leave it out'
+        return f'no piece has a number of this name; {hint}'
     choosers = readers or [chooser for chooser in chosen if chooser in conditions[key][1].split()]
     instead = [f'{chooser} {" and ".join(map(pieces.name_of, chosen[chooser])) or "()"}' for chooser in choosers]
     with_chosen = f' with {", ".join(instead)}' if instead else ''
@@ -204,7 +211,8 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
     warnings = []
     if updates == 1 and algorithm.ratio_base == 'old':
         warnings += [
-            f'with one update per rollout the policy is still the old one: {text}' for text in list_inert(algorithm)
+            f'with one update per rollout the policy is still the old one: {text}; learner.minibatches=2 makes two'
+            for text in [*list_inert(algorithm), *_list_unmoved(algorithm)]
         ]
     bounds, ratio = pieces.numbers(algorithm.surrogate), pieces.name_of(algorithm.ratio)
     if (
@@ -233,6 +241,16 @@ def list_inert(algorithm: 'Algorithm') -> list[str]:
         f'regularizer {pieces.name_of(regularizer)} is 0'
         for regularizer in algorithm.regularizers
         if pieces.property_of(regularizer, 'zero_at_first')
+    ]
+
+
+def _list_unmoved(algorithm):
+    """A clause for each piece of the user's that reads a ratio, of which no property says what it does at ratio 1."""
+    own = (algorithm.ratio, algorithm.surrogate, algorithm.kl, algorithm.correction, *algorithm.regularizers)
+    return [
+        f'{pieces.name_of(piece)} reads a ratio that is 1 throughout, so that only its slope there counts'
+        for piece in own
+        if pieces.is_own(piece) and RATIOS & {*pieces.reads(piece)} and not pieces.property_of(piece, 'bounded')
     ]
 
 

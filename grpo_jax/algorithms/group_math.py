@@ -5,7 +5,7 @@ import math
 from jaxtyping import Bool, Float, Int, Num
 import numpy as np
 
-GATES = ('auto', 'outcome', 'reward', 'none')  # what says that a group is dead
+GATES = ('outcome', 'reward', 'none')  # what says that a group is dead
 
 
 def judge_groups(
@@ -13,9 +13,9 @@ def judge_groups(
 ) -> Bool[np.ndarray, ' P']:
     """Which groups are dead, bool[P].
 
-    gate 'reward': a group is dead if its finite rewards are all equal. 'outcome' and 'auto': also if all its
-    completions are right or all are wrong, so that rewards for format or length do not teach alone; a group that the
-    verifier cannot judge has its rewards to go by. 'none': no group is dead.
+    gate 'reward': a group is dead if its finite rewards are all equal. 'outcome': also if all its completions are
+    right or all are wrong, so that rewards for format or length do not teach alone; a group that the verifier cannot
+    judge has its rewards to go by. 'none': no group is dead.
 
     rewards: before shaping. correct: 1 right, 0 wrong, NaN unknown; None: all unknown.
     """

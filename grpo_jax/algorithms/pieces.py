@@ -7,7 +7,10 @@ the decorator `properties` sets.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import difflib
 import functools
+import hashlib
 import inspect
 import math
 from types import ModuleType
@@ -15,6 +18,7 @@ from typing import Any
 
 from jaxtyping import Float
 
+from grpo_jax import __version__, user_files
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Array
 
@@ -109,15 +113,24 @@ def compares_outcomes(advantage: Callable) -> bool:
 
 
 def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
-    """The piece `name` of a module, with its numbers bound to the section's keys; raises BadInput for an unknown name.
+    """The piece `name` of a module, or FILE.py:NAME of a user, with its numbers bound to the section's keys.
 
-    key: the config key that names the piece, for the message.
+    key: the config key that names the piece, for the message. Raises BadInput for an unknown name.
     """
     choices = list_pieces(module)
-    if name not in choices:
-        raise BadInput(f'algorithm.{key}', name, 'choose one of ' + ', '.join(sorted(choices)))
-    bound = {number: section[number] for number in numbers(choices[name]) if number in section}
-    return functools.partial(choices[name], **bound) if bound else choices[name]
+    if user_files.is_file(name):
+        piece = user_files.load_function(f'algorithm.{key}', name)
+    elif name in choices:
+        piece = choices[name]
+    else:
+        near = difflib.get_close_matches(name, choices, 3)
+        hint = f'; did you mean {" or ".join(near)}?' if near else ''
+        remedy = f'choose one of {", ".join(sorted(choices))}, or give FILE.py:NAME of yours{hint}'
+        raise BadInput(f'algorithm.{key}', name, remedy)
+    bound = {number: section[number] for number in numbers(piece) if number in section}
+    if lacking := [number for number, value in (numbers(piece) | bound).items() if value is inspect.Parameter.empty]:
+        raise BadInput(f'algorithm.{key}', name, f'its number {lacking[0]} has no default; give it one')
+    return functools.partial(piece, **bound) if bound else piece
 
 
 def list_pieces(module: ModuleType) -> dict[str, Callable]:
@@ -145,9 +158,45 @@ def name_of(piece: Callable) -> str:
     return getattr(piece, 'func', piece).__name__
 
 
+def is_own(piece: Callable) -> bool:
+    """Whether a piece is a user's function, of a file or a notebook, and none of this package."""
+    return not str(getattr(getattr(piece, 'func', piece), '__module__', '')).startswith('grpo_jax.')
+
+
+def describe(piece: Callable) -> dict[str, str]:
+    """What a run records of a piece: its name and module or file, and for a user's piece the SHA-256 of its source.
+
+    The source is that of the file which a config names, or else of the function and of the plain values that it reads.
+    """
+    function: Any = getattr(piece, 'func', piece)
+    name, module = getattr(function, '__name__', type(function).__name__), str(getattr(function, '__module__', ''))
+    if not is_own(piece):
+        return {'name': name, 'module': module, 'version': __version__}
+    function = inspect.unwrap(function)
+    variables = getattr(function, '__globals__', {})
+    if user_files.DIGEST in variables:
+        return {'name': name, 'file': variables['__file__'], 'sha256': variables[user_files.DIGEST]}
+    source, values = '', [*enumerate(getattr(piece, 'args', ()))]
+    with contextlib.suppress(OSError, TypeError):  # no file or cell may have it
+        source = inspect.getsource(function)
+    if inspect.isfunction(function):
+        read, code = inspect.getclosurevars(function), function.__code__
+        values += sorted({**read.globals, **read.nonlocals}.items())
+        values += enumerate([] if source else [code.co_code.hex(), *code.co_names, *code.co_consts])
+    source += repr([(name, value) for name, value in values if isinstance(value, (int, float, str))])
+    return {'name': name, 'module': module, 'sha256': hashlib.sha256(source.encode()).hexdigest()}
+
+
+def full_name(piece: Callable) -> str:
+    """The name of a piece in a config: NAME for a piece of this package, else FILE.py:NAME or MODULE:NAME."""
+    described = describe(piece)
+    place = described.get('file') or described['module']
+    return f'{place}:{described["name"]}' if is_own(piece) else described['name']
+
+
 def is_as_written(piece: Callable, name: str) -> bool:
-    """Whether a piece has this name and all its numbers at their defaults."""
-    return name_of(piece) == name and numbers(piece) == numbers(getattr(piece, 'func', piece))
+    """Whether a piece is the package's of this name, with all its numbers at their defaults."""
+    return not is_own(piece) and name_of(piece) == name and numbers(piece) == numbers(getattr(piece, 'func', piece))
 
 
 def call(piece: Callable, data: Mapping[str, Any]) -> Any:

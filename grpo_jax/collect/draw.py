@@ -94,7 +94,7 @@ class Drawer:
             examples, prompts = self._pick_prompts(indices)
             completions = [self.completions[index] for index in indices]
             rollout = demonstrations.as_rollout(prompts, completions, self.shapes, self.pad_token)
-            judge = functools.partial(self.judge, examples, rollout)
+            judge = functools.partial(self.judge, examples, rollout, int(state.step) > 0)
             draw = Draw(examples, batches.put_rows(rollout, self.mesh), judge)
         elif self.options.allocation == 'pass_rate':
             tries, hits = (np.asarray(aux[name])[indices] for name in ('tries', 'hits'))
@@ -134,7 +134,8 @@ class Drawer:
         key = jax.random.key(self.seed)
         if index:  # a prompt may come again in a later draw of a step, and must not get the same noise
             key = jax.random.fold_in(key, index)
-        stream = rewards.RewardStream(self.reward_functions, examples, self.shapes.group_size, self.tokenizer)
+        reward_functions = self.reward_functions._replace(tolerant=int(state.step) > 0)
+        stream = rewards.RewardStream(reward_functions, examples, self.shapes.group_size, self.tokenizer)
         rollout, stats = self.engine.sample(
             params, batches.put_rows(prompts, self.mesh).replace(first=first), key, int(state.step),
             finished=stream.add, progress=progress,
@@ -146,10 +147,13 @@ class Drawer:
         """(examples, Prompts on the host) with these indices in the data set."""
         return data.prompts(self.dataset, indices, self.shapes.queries, self.pad_token)
 
-    def judge(self, examples: Sequence[Example], rollout: Rollout) -> rewards.Rewards:
-        """The Rewards of a rollout; examples: one for each equal block of its rows. All processes must call it."""
+    def judge(self, examples: Sequence[Example], rollout: Rollout, tolerant: bool) -> rewards.Rewards:
+        """The Rewards of a rollout; examples: one for each equal block of its rows; tolerant: as of RewardFunctions.
+
+        All processes must call it.
+        """
         columns = decode_completions(self.tokenizer, rollout)
-        compute = functools.partial(rewards.compute_rewards, self.reward_functions)
+        compute = functools.partial(rewards.compute_rewards, self.reward_functions._replace(tolerant=tolerant))
         rewarded = processes.by_group(compute, examples, *columns)
         if self.options.source == 'pairs':  # the data says which completion is better
             better = np.tile([1.0, 0.0], len(examples))

@@ -4,7 +4,7 @@ from typing import Annotated, NamedTuple
 
 from grpo_jax import ranges, rewards
 from grpo_jax.algorithms.checks import CHOICES
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.ranges import Amendable, Natural, OneOf, PositiveShare, Range, Share
 
 # sources that sample nothing: the fields of an example's meta that are a group's completions, the best first
@@ -18,9 +18,9 @@ class CollectOptions(NamedTuple):
 
     # of completions: policy, reference (a frozen sampler), or read from the data: demonstrations, pairs
     source: Annotated[str, OneOf(CHOICES['source'])] = 'policy'
-    # a group is dead by outcome: all right or all wrong; reward: all rewards are equal; none: never. auto: outcome if
-    # the verifier is paid for, else reward
-    gate: Annotated[str, OneOf(CHOICES['gate'])] = 'auto'
+    # a group is dead, so that it teaches nothing, by reward: all its rewards are equal; outcome: also if all are right
+    # or all are wrong; none: never
+    gate: Annotated[str, OneOf(CHOICES['gate'])] = 'reward'
     # dead groups: keep (advantage 0), drop (also from the weights), reweight (the others by B / (B - M)), resample,
     # replay
     dead_groups: Annotated[str, OneOf(CHOICES['dead_groups'])] = 'keep'
@@ -47,7 +47,7 @@ class CollectOptions(NamedTuple):
     def from_config(cls, section, *, group_size: int, corrected: bool, reward_options: rewards.RewardOptions):
         """CollectOptions of config.collection; BadInput for what cannot work.
 
-        corrected: the algorithm accounts for completions of other policies. A gate auto is outcome or reward then.
+        corrected: the algorithm accounts for completions of other policies.
         """
         collection, verifier = cls(**ranges.read_section(cls, section, 'collection')), reward_options.verifies_all
         if (collection.reference == 'frozen') != (collection.reference_every == 0):
@@ -58,7 +58,9 @@ class CollectOptions(NamedTuple):
                 'use 0 with frozen, and 1 or more steps with hard and polyak',
             )
         if collection.gate == 'outcome' and not verifier:
-            raise BadInput('collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one')
+            raise BadInput(
+                'collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one, or use reward'
+            )
         if collection.retire_above and not verifier:
             raise BadInput(
                 'collection.retire_above',
@@ -85,8 +87,6 @@ class CollectOptions(NamedTuple):
                 'lets in completions of older policies, and nothing accounts for them; set algorithm.correction, for '
                 "example to 'truncated', or algorithm.ratio_base='sampler'",
             )
-        if collection.gate == 'auto':
-            return collection._replace(gate='outcome' if reward_options.verifier_pays else 'reward')
         return collection
 
     @property
@@ -123,4 +123,6 @@ def _check_allocation(collection, group_size, verifier):
             raise BadInput('collection.allocation', allocation, f'does not go with {setting}; use equal')
     if (allocation == 'pass_rate' or seeding) and not verifier:
         name = 'seeding' if seeding else 'allocation'
-        raise BadInput('reward.verifier', '', f'collection.{name} must know what is correct; name a verifier')
+        raise BadInput(
+            'reward.verifier', NO_VALUE, f'is empty, and collection.{name} must know what is correct; name one'
+        )

@@ -20,7 +20,7 @@ import numpy as np
 
 from grpo_jax.algorithms import Algorithm
 from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.hosts.files import foreign_writing
 from grpo_jax.learner.options import Learning
@@ -181,7 +181,7 @@ def check_teacher(source: Any, algorithm: Algorithm, vocab_size: int) -> None:
                 raise BadInput(f'teacher.{key}', value, f'nothing reads what a teacher says; {NEEDED}, or leave it out')
         return
     if not source.path:
-        raise BadInput('teacher.path', '', 'the algorithm learns from a teacher; name its folder or hub name')
+        raise BadInput('teacher.path', NO_VALUE, 'is empty, and the algorithm learns from a teacher; name it')
     if algorithm.teacher_top_k > vocab_size:
         raise BadInput(
             'algorithm.teacher_top_k', algorithm.teacher_top_k, f"is above the policy's {vocab_size} tokens; use less"

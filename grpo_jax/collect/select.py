@@ -229,7 +229,7 @@ def load_kept(kept: dict[str, Any], oldest: int, drawer: Drawer) -> list[Group]:
         rows = _rows_of_slot(slot, drawer.shapes.group_size)
         rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
         example, since = drawer.dataset.examples[host['index'][slot]], int(host['since'][slot])
-        rewarded = drawer.judge([example], rollout)
+        rewarded = drawer.judge([example], rollout, tolerant=True)
         if not find_dead(drawer.options.gate, rewarded)[0]:
             groups.append(Group(example, rollout, since, rewarded, dead=False))
     return groups

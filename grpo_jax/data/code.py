@@ -35,7 +35,7 @@ def examples(split: str, *, folder: str, name: str) -> list[Example | BadInput]:
         raise BadInput('data.options.name', name, f'choose one of {", ".join(converters)}')
     splits = ['test'] if name == 'humaneval' else [*SPLITS]
     if split not in splits:
-        raise BadInput('split', split, f'{name} has {", ".join(splits)} alone; name another split or data.options.name')
+        raise BadInput('data.options.name', name, f'has no split {split}, only {", ".join(splits)}; choose another')
     subset = os.path.join(folder, SUBSETS[name])
     if os.path.isdir(subset):
         return convert_rows(converters[name], files.rows(subset, split))

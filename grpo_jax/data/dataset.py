@@ -1,7 +1,6 @@
 """Reads config.data, loads and tokenizes a data set's splits, and makes batches of prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
-import functools
 import importlib.util
 import inspect
 import logging
@@ -12,11 +11,11 @@ from typing import Annotated, Any, NamedTuple
 from jaxtyping import Int
 import numpy as np
 
-from grpo_jax import ranges
+from grpo_jax import ranges, user_files
 from grpo_jax.data import origin
 from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, render_prompts
 from grpo_jax.data.records import Unanswered, drop_malformed, shorten
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput, Checks
 from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, NoKey, Range, Text
 from grpo_jax.types import Example, Prompts
 
@@ -172,15 +171,12 @@ def check_shared(train: Dataset, test: Dataset) -> None:
     shared = [example for example, tokens in zip(test.examples, test.tokens, strict=True) if tuple(tokens) in seen]
     if not shared:
         return
-    how_many = f'{len(shared)} of {len(test.tokens)} prompts'
+    which = f'{len(shared)} of {len(test.tokens)} prompts of the test split'
+    where = f'are in the train split, like example {shared[0].id}'
     if len(shared) > MOST_SHARED * len(test.tokens):
-        raise BadInput(
-            'test split',
-            how_many,
-            f'are in the train split, like example {shared[0].id}, so that an evaluation would measure memory; '
-            'take other data for one of the two',
-        )
-    logger.warning('%s of the test split are in the train split, like example %d', how_many, shared[0].id)
+        remedy = 'an evaluation would measure memory; take other data for one of the two'
+        raise BadInput(which, NO_VALUE, f'{where}: {remedy}')
+    logger.warning('%s %s', which, where)
 
 
 def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
@@ -189,33 +185,31 @@ def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
     Raises BadInput for an unknown data set, for options that it does not take, and where it cannot read the split.
     """
     module, options = _import(name), dict(options)
-    _check_options(module, options, inspect.Signature.bind)
+    _check_options(module, options, whole=True)
     return module.examples(split, **options)
 
 
-def _check_options(module, options, bind=inspect.Signature.bind_partial):
-    """Raises BadInput for an option that the module's `examples` does not take, and for one out of its range.
+def _check_options(module, options, whole=False):
+    """Raises BadInput for each option that the module's `examples` does not take, and for each one out of its range.
 
-    bind: Signature.bind also refuses missing options; bind_partial does not, since `folder` may be added later.
+    whole: an option that is missing is refused too; else `folder` may be added later.
     """
-    try:
-        bind(inspect.signature(module.examples), 'train', **options)
-    except TypeError as error:
-        names = ', '.join([*inspect.signature(module.examples).parameters][1:]) or 'no options'
-        remedy = f'{error}; give what {module.__name__}.examples takes: {names}'
-        raise BadInput('data.options', dict(options), remedy) from None
-    ranges.check(module.examples, options, 'data.options')
+    parameters = inspect.signature(module.examples).parameters
+    declared = dict([*parameters.items()][1:])  # without the split
+    with Checks() as check:
+        for name, value in options.items():
+            if not any(p.kind is p.VAR_KEYWORD for p in declared.values()):
+                check(ranges.check_declared, f'data.options.{name}', value, declared)
+        needed = [name for name, p in declared.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
+        if whole and (missing := [name for name in needed if name not in options]):
+            check.keep(BadInput('data.options', NO_VALUE, f'lacks {", ".join(missing)}; add what it lacks'))
+        check(ranges.check, module.examples, options, 'data.options')
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters of a data set's `examples`, by name; raises BadInput for an unknown data set."""
     parameters = inspect.signature(_import(name).examples).parameters
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-
-
-def is_file(name: str) -> bool:
-    """Whether a data set's name is the path of a user's Python file."""
-    return name.endswith('.py')
 
 
 def _import(name):
@@ -225,28 +219,19 @@ def _import(name):
     file, or if it has no function `examples`.
     """
     ranges.check_value('data.name', name, ranges.Text)
-    if is_file(name):
-        module = _import_file(os.path.abspath(name), os.stat(name).st_mtime_ns) if os.path.isfile(name) else None
+    if user_files.is_file(name):
+        module = user_files.import_file(name) if os.path.isfile(name) else None
     else:
         path = f'grpo_jax.data.{name}'
         exists = name.isidentifier() and importlib.util.find_spec(path)
         module = importlib.import_module(path) if exists else None
     if module is None:
-        place = 'file' if is_file(name) else 'file in grpo_jax/data'
+        place = 'file' if user_files.is_file(name) else 'file in grpo_jax/data'
         raise BadInput(
             'data.name', name, f'no such {place}; add one with examples(split, **options), or name FILE.py of yours'
         )
     if not hasattr(module, 'examples'):
         raise BadInput('data.name', name, 'has no examples(split, **options); add this function, or name a data set')
-    return module
-
-
-@functools.cache
-def _import_file(path, modified_ns):
-    """Imports a file and returns its module. modified_ns: its time, so that a changed file is imported anew."""
-    spec: Any = importlib.util.spec_from_file_location(os.path.basename(path).removesuffix('.py'), path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     return module
 
 

@@ -8,7 +8,7 @@ import sys
 from jaxtyping import Bool, Int
 import numpy as np
 
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 
 
 def walk(
@@ -22,7 +22,7 @@ def walk(
     """
     if retired.all():
         raise BadInput(
-            'prompts to learn from', 0, f'all {len(retired)} are retired; set collection.retire_above to 0 with --amend'
+            'collection.retire_above', NO_VALUE, f'has retired all {len(retired)} prompts; set it to 0 with --amend'
         )
     index_at = _mix(seed, sources) if sources else _shuffle((seed,), np.arange(len(retired)))
     indices = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.example import Example
 
 logger = logging.getLogger('grpo_jax')
@@ -57,9 +57,8 @@ def drop_malformed(rows: Iterable, strict: bool, split: str) -> list:
     if malformed and strict:
         raise malformed[0]
     if len(malformed) > MOST_MALFORMED * count:
-        raise BadInput(
-            f'{split} split', f'{len(malformed)} of {count} rows', f'are malformed; the first is {malformed[0]}'
-        )
+        rows = f'{len(malformed)} of {count} rows of the {split} split'
+        raise BadInput(rows, NO_VALUE, f'are malformed, the first of them so: {malformed[0]}')
     if malformed:
         logger.warning(
             '%d of %d rows of the %s split are malformed and left out; the first are: %s',
@@ -87,6 +86,10 @@ def text_field(row: Mapping, field: str, where: str) -> str:
     field: as in get_field; where: names the row in BadInput.
     """
     value = get_field(row, field)
+    if value is None:
+        raise BadInput(
+            where, NO_VALUE, f'has nothing in field {field!r}; mend the row, which has {", ".join(map(str, row))}'
+        )
     if isinstance(value, bool) or not isinstance(value, (str, int, float, decimal.Decimal)):
         raise BadInput(
             where, shorten(value), f'field {field!r} must be text or a number; mend the row, which has {sorted(row)}'

@@ -1,8 +1,22 @@
 """Live diagnosis: monitors read a run's metrics so far and say what goes wrong, why, and what to do."""
 
 from grpo_jax.diagnose.advice import PUBLISHED, advise
-from grpo_jax.diagnose.monitors import MONITORS, history, new_diagnoses
+from grpo_jax.diagnose.monitors import MONITORS, describe_remedy, history, new_diagnoses
 from grpo_jax.diagnose.options import DiagnoseOptions
+from grpo_jax.diagnose.remedies import Limits, command_with, find_amended, overrides
 from grpo_jax.diagnose.signs import Context
 
-__all__ = ['MONITORS', 'PUBLISHED', 'Context', 'DiagnoseOptions', 'advise', 'history', 'new_diagnoses']
+__all__ = [
+    'MONITORS',
+    'PUBLISHED',
+    'Context',
+    'DiagnoseOptions',
+    'Limits',
+    'advise',
+    'command_with',
+    'describe_remedy',
+    'find_amended',
+    'history',
+    'new_diagnoses',
+    'overrides',
+]

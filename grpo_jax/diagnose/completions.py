@@ -18,6 +18,7 @@ from grpo_jax.diagnose.signs import (
 SOON = 2  # steps in a row
 LONGER = 1.1  # times the length of right completions; in the healthy demo it comes to 1.03
 GROWN = 1.5  # times the first steps' length: completions have become longer
+ALL = 0.99  # share of completions from which on they do not differ any more
 
 
 def truncation(rows: Rows, context: Context) -> Sign | None:
@@ -28,6 +29,8 @@ def truncation(rows: Rows, context: Context) -> Sign | None:
     recent = rows[-SOON:]
     first, now = average(rows[:1], 'length'), average(recent, 'length')
     answer = 'grown' if first and now and now >= GROWN * first else ''
+    if answer and min(shares) >= ALL:
+        answer = 'endless'
     return Sign(
         f'{shares[-1]:.0%} of the completions are cut off by the budget',
         f'truncated {shares[0]:.2f} to {shares[-1]:.2f} in {format_steps(recent)}, at {context.max_tokens} tokens',
@@ -67,7 +70,8 @@ def length_hacking(rows: Rows, context: Context) -> Sign | None:
         if grown and not (context.accuracy in now[-1] and has_improved(before, now, context)):
             evidence = f'{format_change("length", before, now)}; length_reward_correlation {correlation:.2f}'
             evidence += f'; {format_change(context.accuracy, before, now)}' if context.accuracy in rows[-1] else ''
-            return Sign('completions get longer, are paid for it, and no more of them are right', evidence)
+            numbers = {'margin': _margin(context, old)}
+            return Sign('completions get longer, are paid for it, and no more of them are right', evidence, '', numbers)
     return None
 
 
@@ -87,8 +91,14 @@ def wrong_answers_growing(rows: Rows, context: Context) -> Sign | None:
                 'wrong answers get longer, and right ones do not keep pace',
                 f'{format_change("length_wrong", before, now)}; {format_change("length_right", before, now)}',
                 '' if context.weights == 'sequence_mean' else 'weighed',
+                {'margin': _margin(context, old[1])},
             )
     return None
+
+
+def _margin(context, length):
+    """The margin of overlong that begins at a length: behind the budget less the margin alone it takes something."""
+    return f'{max(context.max_tokens - round(length), 1)}'
 
 
 MONITORS = (
@@ -100,10 +110,16 @@ MONITORS = (
         {
             '': Answer('the budget is too small for this task', '--amend --config.rollout.max_tokens={more_tokens}'),
             'grown': Answer(
-                'completions have grown while the policy learned; if they never end, the learning rate is too high',
-                '--amend --config.reward.truncated_reward=-0.5',
+                'completions have grown while the policy learned, and to be cut off costs them nothing',
+                '{amend_paid} --config.reward.truncated_reward=-0.5',
+                '--amend --config.optimizer.learning_rate={lower_rate}',
+            ),
+            'endless': Answer(
+                'no completion ends any more, so that none can be paid for its end: the learning rate is too high',
+                '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
             ),
         },
+        because=('large_updates', 'length_hacking', 'wrong_answers_growing'),
     ),
     Monitor(
         'repetition',
@@ -113,9 +129,11 @@ MONITORS = (
         {
             '': Answer(
                 'the policy has degenerated, or repetition is paid by a part of the reward',
-                '--branch=DIR --config.reward.parts="({parts} (\'repetition\', 1.0))"',
+                '{branch_paid} --config.reward.parts="({parts} (\'repetition\', 1.0))"',
+                '--amend --config.optimizer.learning_rate={lower_rate}',
             )
         },
+        because=('large_updates', 'entropy_collapse'),
     ),
     Monitor(
         'language_mixing',
@@ -125,9 +143,10 @@ MONITORS = (
         {
             '': Answer(
                 'only the outcome is paid, and nothing holds the working to one language (R1, arXiv 2501.12948)',
-                '--branch=DIR --config.reward.parts="({parts} (\'language\', 1.0))"',
+                '{branch_paid} --config.reward.parts="({parts} (\'language\', 1.0))"',
             )
         },
+        because=('large_updates',),
     ),
     Monitor(
         'length_hacking',
@@ -137,9 +156,10 @@ MONITORS = (
         {
             '': Answer(
                 'some part of the reward pays for length as such',
-                '--branch=DIR --config.reward.length_shaping=overlong',
+                '--branch=DIR --config.reward.length_shaping=overlong --config.reward.options.overlong.margin={margin}',
             )
         },
+        because=('large_updates',),
     ),
     Monitor(
         'wrong_answers_growing',
@@ -152,8 +172,10 @@ MONITORS = (
                 '--branch=DIR --config.algorithm.weights=fixed_length --config.algorithm.fixed_length={budget}',
             ),
             'weighed': Answer(
-                'length costs wrong completions nothing', '--branch=DIR --config.reward.length_shaping=overlong'
+                'length costs wrong completions nothing',
+                '--branch=DIR --config.reward.length_shaping=overlong --config.reward.options.overlong.margin={margin}',
             ),
         },
+        because=('large_updates',),
     ),
 )

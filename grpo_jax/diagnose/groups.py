@@ -18,6 +18,12 @@ from grpo_jax.diagnose.signs import (
 )
 
 HALF = 0.5  # from this share of completions on, truncation or unread answers explain why all are wrong
+# collection.gate -> what is so where every group is dead
+DEAD = {
+    'reward': 'all completions of a prompt get the same reward',
+    'outcome': 'all completions of a prompt are right, or all are wrong, whatever else is paid',
+    'none': 'no completion has an advantage',
+}
 
 
 def dead_run(rows: Rows, context: Context) -> Sign | None:
@@ -29,7 +35,7 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
         return None
     if all((row.get('groups_all_right') or 0) > HALF for row in recent):
         return None
-    answer, now = _explain_all_wrong(recent), average(recent, 'reward')
+    answer, now = _explain_all_wrong(recent, context), average(recent, 'reward')
     rewarded = [row for row in rows[:-count] if row.get('reward') is not None]
     best = max(rewarded, key=lambda row: row['reward'], default={})
     if has_worsened([best], recent):
@@ -37,17 +43,37 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
     reward = 'none' if now is None else format_number(now)
     evidence = f'no group with an advantage in {format_steps(recent)}, reward {reward}'
     evidence += f' after {best["reward"]:.3g} at best' if answer == 'broken' else _share_text(recent, answer)
-    return Sign('all completions of every prompt get the same reward: nothing is learned', evidence, answer)
+    return Sign(f'nothing is learned: {DEAD[context.gate]} (collection.gate={context.gate})', evidence, answer)
 
 
-def _explain_all_wrong(rows):
+def _explain_all_wrong(rows, context):
     """The key of the Answer that explains groups that are all wrong; '' when no Answer fits."""
-    return next((name for name in ('truncated', 'unparsed') if (average(rows, name) or 0) >= HALF), '')
+    for name in ('truncated', 'unparsed'):
+        if (average(rows, name) or 0) >= HALF:
+            return name
+    right, accuracy = average(rows, 'groups_all_right') or 0.0, average(rows, context.accuracy) or 0.0
+    differ = average(rows, 'reward_std') and (context.terms or accuracy > right + context.options.gain)
+    return 'gated' if context.gate == 'outcome' and differ else ''
 
 
 def _share_text(rows, answer):
-    """The mean share of truncated or unparsed completions, as a clause of the evidence."""
-    return f', {answer} {average(rows, answer):.2f}' if answer else ''
+    """The mean share of truncated or unparsed completions, or the spread of rewards, as a clause of the evidence."""
+    name = {'gated': 'reward_std'}.get(answer, answer)
+    return f', {name} {average(rows, name):.2f}' if answer else ''
+
+
+def unverified_advantage(rows: Rows, context: Context) -> Sign | None:
+    """Most of the advantage lies in groups that are all wrong, so in what is paid beside the verifier, to no gain."""
+    recent = rows[-context.options.window :]
+    share = average(recent, 'advantage_all_wrong')
+    if not context.terms or not context.compares or context.taught or len(recent) < context.options.window:
+        return None
+    if share is None or share < HALF or any(has_improved(*pair, context) for pair in spans(rows, len(recent))):
+        return None
+    return Sign(
+        f'{share:.0%} of the advantage lies in groups that are all wrong: {", ".join(context.terms)} teach alone',
+        f'advantage_all_wrong {share:.2f} in {format_steps(recent)}, collection.gate={context.gate}',
+    )
 
 
 def dead_all_right(rows: Rows, context: Context) -> Sign | None:
@@ -70,7 +96,7 @@ def dead_all_wrong(rows: Rows, context: Context) -> Sign | None:
         return None
     share = _dead_share(recent, 'groups_all_wrong')
     if len(recent) == options.window and share >= options.dead_share:
-        answer = _explain_all_wrong(recent)
+        answer = _explain_all_wrong(recent, context)
         evidence = f'groups_all_wrong {share:.2f} in {format_steps(recent)}{_share_text(recent, answer)}'
         return Sign(f'{share:.0%} of the groups are all wrong, and teach nothing', evidence, answer)
     for before, now in spans(rows, options.window):
@@ -162,6 +188,10 @@ _LONGER = Answer(
     'completions do not end within the budget, so there is no answer to judge',
     '--amend --config.rollout.max_tokens={more_tokens}',
 )
+_GATED = Answer(
+    'rewards differ where all are wrong, and by outcome only right answers beside wrong ones teach',
+    '--branch=DIR --config.collection.gate=reward',
+)
 _TEMPLATE = Answer(
     'the verifier reads no answer: prompt, chat template and verifier do not fit (python -m grpo_jax show shows them)',
     '--workdir=NEW --config.data.chat={other_chat}',
@@ -176,12 +206,14 @@ MONITORS = (
         {
             '': Answer(
                 'the policy never succeeds on these prompts, so it must begin higher, with a cold start',
-                '--workdir=NEW --config.supervised.updates=200',
+                '--workdir=NEW --config.supervised.updates={more_updates}',
             ),
             'broken': _BROKEN,
             'truncated': _LONGER,
             'unparsed': _TEMPLATE,
+            'gated': _GATED,
         },
+        because=('large_updates', 'entropy_collapse', 'flaky_reward'),
     ),
     Monitor(
         'dead_all_right',
@@ -191,7 +223,7 @@ MONITORS = (
         {
             '': Answer(
                 'the prompts have become too easy: take them out, or take harder ones',
-                '--amend --config.collection.retire_above=0.9',
+                '--amend --config.collection.retire_above={retire}',
             )
         },
     ),
@@ -200,7 +232,20 @@ MONITORS = (
         'the reward stays near its lowest value, and moves a little at times',
         ('groups_all_wrong', 'dead_groups', 'reward', 'reward_std', 'truncated', 'unparsed'),
         dead_all_wrong,
-        {'': _EASIER, 'broken': _BROKEN, 'truncated': _LONGER, 'unparsed': _TEMPLATE},
+        {'': _EASIER, 'broken': _BROKEN, 'truncated': _LONGER, 'unparsed': _TEMPLATE, 'gated': _GATED},
+        because=('large_updates', 'entropy_collapse'),
+    ),
+    Monitor(
+        'unverified_advantage',
+        'completions get the form or the length that is paid, and no more of them are right',
+        ('advantage_all_wrong',),
+        unverified_advantage,
+        {
+            '': Answer(
+                'by the spread of its group a small term becomes an advantage of full size where no answer is right',
+                '--branch=DIR --config.collection.gate=outcome',
+            )
+        },
     ),
     Monitor(
         'stagnation',
@@ -211,8 +256,10 @@ MONITORS = (
             '': Answer(
                 'the groups have lost their variance (GRPO learns from differences alone): draw until they differ',
                 '--branch=DIR --config.collection.dead_groups=resample',
+                '--amend --config.rollout.group_size={more_completions}',
             )
         },
+        because=('large_updates', 'entropy_collapse', 'dead_run', 'dead_all_right', 'dead_all_wrong'),
     ),
     Monitor(
         'data_exhausted',

@@ -1,36 +1,55 @@
 """All monitors, and the diagnoses that they begin."""
 
 from collections.abc import Sequence
+import functools
 
 from grpo_jax.diagnose import completions, groups, pay, policy, updates
-from grpo_jax.diagnose.signs import Context, Diagnosis, Rows
+from grpo_jax.diagnose.signs import Context, Diagnosis, Rows, newest_step
 
 MONITORS = {
-    monitor.name: monitor for module in (groups, policy, completions, pay, updates) for monitor in module.MONITORS
+    monitor.name: monitor for module in (updates, groups, policy, completions, pay) for monitor in module.MONITORS
 }
 
 
 def new_diagnoses(rows: Rows, context: Context) -> list[Diagnosis]:
-    """Returns the Diagnoses that begin at the newest row, or at a newer evaluation.
+    """Returns the Diagnoses that begin at the newest row, or at a newer evaluation; those without a known cause first.
 
-    A monitor that has spoken within the last config.diagnose.repeat_after steps begins no new Diagnosis. This is a pure
-    function of rows and context, so a resumed run and a reader of the run's files get the same Diagnoses.
+    A monitor that has spoken within the last config.diagnose.repeat_after steps begins no new Diagnosis. A monitor
+    waits while another explains it (Monitor.because), or has done so within as many steps. This is a pure function of
+    rows and context, so a resumed run and a reader of the run's files get the same Diagnoses.
     """
-    begun = []
-    for monitor in MONITORS.values():
-        diagnosis = monitor.judge(rows, context)
-        if not diagnosis:
-            continue
-        earlier = range(diagnosis.step - 1, diagnosis.step - 1 - context.options.repeat_after, -1)
-        if not any(monitor.judge(*_cut_to_step(rows, context, time)) for time in earlier):
-            begun.append(diagnosis)
-    return begun
+    back = context.options.repeat_after
+
+    @functools.cache
+    def judge(name, step):
+        return MONITORS[name].judge(*_cut_to_step(rows, context, step))
+
+    def speaks(name, step):
+        causes = MONITORS[name].because
+        return judge(name, step) and not any(
+            judge(cause, time) for cause in causes for time in range(step, step - back - 1, -1)
+        )
+
+    now = newest_step(rows, context)
+    begun = [
+        name
+        for name in MONITORS
+        if speaks(name, now) and not any(speaks(name, time) for time in range(now - 1, now - 1 - back, -1))
+    ]
+    return [judge(name, now) for name in sorted(begun, key=lambda name: bool(MONITORS[name].because))]
 
 
 def history(rows: Rows, context: Context) -> list[Diagnosis]:
     """Returns all Diagnoses of a run, in the order in which they began."""
     times = sorted({row['step'] for row in (*rows, *context.evaluations)})
     return [diagnosis for time in times for diagnosis in new_diagnoses(*_cut_to_step(rows, context, time))]
+
+
+def describe_remedy(monitor: str, rows: Rows, context: Context) -> tuple[str, bool]:
+    """Returns (a sentence, whether it helped) about a remedy that was taken config.diagnose.patience steps ago."""
+    diagnosis = MONITORS[monitor].judge(rows, context)
+    seen = f'is still there ({diagnosis.evidence}): that did not help' if diagnosis else 'is gone: that helped'
+    return f'{monitor} {seen}, {context.options.patience} steps after its remedy was taken', not diagnosis
 
 
 def _cut_to_step(rows: Sequence, context, step):

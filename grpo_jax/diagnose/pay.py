@@ -19,7 +19,8 @@ from grpo_jax.diagnose.signs import (
 from grpo_jax.rewards.custom import name_of
 
 LEARNED = ('model', 'process')  # parts that are reward models
-FAILURES = {'reward_expired': 'expired', 'reward_died': 'died', 'unscorable': ''}  # metric -> answer
+# metric -> answer
+FAILURES = {'reward_expired': 'expired', 'reward_died': 'died', 'reward_missing': 'missing', 'unscorable': ''}
 SEEN_OFTEN = 0.1  # from this share of retired prompts on, forgetting them shows in evaluations
 
 
@@ -77,7 +78,7 @@ def _find_rise(rows, context, name):
 
 
 def flaky_reward(rows: Rows, context: Context) -> Sign | None:
-    """Many rewards fail: a part dies, runs out of time, or cannot judge."""
+    """Many rewards fail: a part dies, runs out of time, raises exceptions, or cannot judge."""
     count = context.options.patience
     for name, answer in FAILURES.items():
         shares = last_values(rows, name, count)
@@ -173,7 +174,7 @@ MONITORS = (
     Monitor(
         'flaky_reward',
         'rewards are missing, or wrong for no visible reason',
-        ('reward_expired', 'reward_died', 'unscorable'),
+        ('reward_expired', 'reward_died', 'reward_missing', 'unscorable'),
         flaky_reward,
         {
             'expired': Answer(
@@ -183,6 +184,11 @@ MONITORS = (
             'died': Answer(
                 'the worker processes need more memory to judge these completions',
                 '--config.reward.memory_gib={more_memory}',
+            ),
+            'missing': Answer(
+                'a reward of yours raises exceptions, also when it is called again; the console has the first of each '
+                'step. If a service fails, give it more time to come back: minutes',
+                '--config.reward.retries=8',
             ),
             '': Answer(
                 'the verifier cannot judge these completions, often because it cannot read the gold answer; the test '
@@ -202,6 +208,7 @@ MONITORS = (
                 '--amend --config.optimizer.learning_rate={lower_rate}',
             )
         },
+        because=('large_updates', 'forgetting', 'hacked_part', 'overoptimization'),
     ),
     Monitor(
         'forgetting',
@@ -214,5 +221,6 @@ MONITORS = (
                 '--amend --config.collection.retire_above=0.0',
             )
         },
+        because=('large_updates',),
     ),
 )

@@ -114,6 +114,7 @@ MONITORS = (
                 '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
             )
         },
+        because=('large_updates',),
     ),
     Monitor(
         'kl_runaway',
@@ -130,6 +131,7 @@ MONITORS = (
                 '--branch=DIR --config.algorithm.kl=k3 --config.algorithm.kl_coef={more_kl}',
             ),
         },
+        because=('large_updates',),
     ),
     Monitor(
         'likelihood_displacement',
@@ -139,12 +141,13 @@ MONITORS = (
         {
             '': Answer(
                 'gradients of wrong completions push down the tokens that they share with right ones',
-                '--branch=DIR --config.algorithm.regularizers="(\'positive_nll\',)"',
+                '--branch=DIR --config.algorithm.regularizers="{with_nll}"',
             ),
             'within': Answer(
                 'gradients of wrong completions push down the tokens that they share with right ones, within a step',
-                '--branch=DIR --config.algorithm.regularizers="(\'llds\',)"',
+                '--branch=DIR --config.algorithm.regularizers="{with_llds}"',
             ),
         },
+        because=('large_updates',),
     ),
 )

@@ -6,18 +6,22 @@ number could not be computed. A monitor that lacks a metric which it needs says 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import math
+import re
 import statistics
 from typing import Any, NamedTuple
 
 from grpo_jax import algorithms
-from grpo_jax.algorithms import checks
+from grpo_jax.algorithms import checks, pieces
+from grpo_jax.collect.options import READ_FROM_DATA
 from grpo_jax.diagnose.options import DiagnoseOptions
+from grpo_jax.diagnose.remedies import UNKNOWN, Limits, make_acts
 from grpo_jax.errors import BadInput
+from grpo_jax.rewards.custom import name_of
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-READ_FROM_DATA = ('demonstrations', 'pairs')  # sources whose completions no policy has sampled
 AGE = 100  # steps after which a measurement is too old
+WAYS = re.compile(r'--(?:amend|branch=DIR) ?')  # flags with which a run goes on with other settings
 
 
 class Diagnosis(NamedTuple):
@@ -28,23 +32,26 @@ class Diagnosis(NamedTuple):
     seen: str
     evidence: str  # numbers and their steps
     cause: str  # the likely cause
-    remedy: str  # flags of a command
+    remedy: str  # flags of a command; '' when nothing is to be done, or nothing that is known would act
+    command: str = ''  # the whole command with the remedy, where the run was begun by one
 
     def __str__(self):
         """The Diagnosis in one line."""
-        remedy = f'; try {self.remedy}' if self.remedy else ''
+        remedy = f'; try {self.command or self.remedy}' if self.remedy else ''
         return f'{self.monitor}: {self.seen} ({self.evidence}); {self.cause}{remedy}'
 
 
 class Answer(NamedTuple):
     """A likely cause, and its remedy.
 
-    The remedy is flags alone, for the command of the run. They include --amend or --branch=DIR when the change needs
-    one, or --workdir=NEW for a new run; '' means that nothing is to be done. Context.remedy_texts fills in its {names}.
+    A remedy is flags alone, for the command of the run. They include --amend or --branch=DIR when the change needs
+    one, or --workdir=NEW for a new run; '' means that nothing is to be done. Context.remedy_texts and the Sign fill in
+    its {names}.
     """
 
     cause: str
     remedy: str
+    otherwise: str = ''  # the remedy where the settings of the run make the first one inert
 
 
 class Sign(NamedTuple):
@@ -53,6 +60,7 @@ class Sign(NamedTuple):
     seen: str
     evidence: str
     answer: str = ''  # a key of the monitor's answers
+    numbers: Mapping[str, str] = {}  # texts of numbers in the remedy that the rows decide
 
 
 class Context(NamedTuple):
@@ -68,6 +76,9 @@ class Context(NamedTuple):
     exact: bool = True  # the model computes in float32
     quantized: bool = False  # the sampler's weights or cache are in int8
     inert: tuple[str, ...] = ()  # settings of the algorithm without effect while all ratios are 1
+    gate: str = 'reward'  # what says that a group is dead
+    compares: bool = True  # advantages are differences of the rewards of a group
+    terms: tuple[str, ...] = ()  # of the reward beside the verifier, that may differ in groups that are all wrong
     kl: str = 'none'
     correction: str = 'none'
     weights: str = 'sequence_mean'
@@ -76,6 +87,7 @@ class Context(NamedTuple):
     optimizer: str = 'optimizer'  # the optimizer's section of the config
     learning_rate: float = 1e-6
     max_grad_norm: float = 1.0
+    regularizers: tuple[str, ...] = ()
     max_tokens: int = 64
     chat: bool = False  # prompts use the tokenizer's chat template
     retire_above: float = 0.0
@@ -85,19 +97,33 @@ class Context(NamedTuple):
     parts: tuple[tuple[str, float], ...] = ()  # (name or FILE.py:NAME, weight)
     verifier: str = ''
     evaluation_prompts: int = 256
+    minibatches: int = 4  # of equal size, into which a step's prompts can be cut
+    steps: int = 0  # of the whole run; 0: unknown
+    updates_supervised: int = 0  # of the cold start
+    acts: Callable[[str], bool] = bool  # whether a remedy's flags change something that the run reads
 
     @classmethod
-    def from_config(cls, config: Any, evaluations: Rows = (), optimizer: str = 'optimizer') -> 'Context':
+    def from_config(
+        cls, config: Any, evaluations: Rows = (), optimizer: str = 'optimizer', limits: Limits = UNKNOWN
+    ) -> 'Context':
         """Returns the Context of a run. config: a ConfigDict, or the content of config.json.
 
-        evaluations: rows of evaluations.jsonl; optimizer: 'optimizer', or else the section of supervised training.
+        evaluations: rows of evaluations.jsonl; optimizer: 'optimizer', or else the section of supervised training;
+        limits: of the model and its tokenizer.
         """
         rollout, learner, algorithm = config['rollout'], config['learner'], config['algorithm']
         collection, reward = config['collection'], config['reward']
+        inert, compares = (), True
         try:
-            inert = tuple(checks.list_inert(algorithms.make(algorithm, collection)))
+            made = algorithms.make(algorithm, collection)
         except BadInput:  # train.run was given an algorithm, and this config makes none
-            inert = ()
+            pass
+        else:
+            inert = tuple(checks.list_inert(made))
+            compares = pieces.compares_outcomes(made.advantage) and made.kl_placement == 'loss'
+        terms = [name_of(path) for path, weight in reward['parts'] if weight and name_of(path) != reward['verifier']]
+        terms += ['truncated_reward'] * bool(reward['truncated_reward'])
+        terms += [reward['length_shaping']] if reward['length_shaping'] and collection['gate'] == 'none' else []
         optimization = config['optimizer'] if optimizer == 'optimizer' else config['supervised']['optimizer']
         return cls(
             options=DiagnoseOptions.from_config(config['diagnose']),
@@ -111,14 +137,21 @@ class Context(NamedTuple):
             quantized=bool(rollout['cache_dtype'] or rollout['weights_dtype']),
             chat=config['data']['chat'],
             inert=inert,
+            compares=compares,
+            terms=tuple(terms),
             **{key: algorithm[key] for key in ('kl', 'correction', 'weights', 'kl_coef', 'critic_warmup')},
+            regularizers=tuple(algorithm['regularizers']),
             optimizer=optimizer,
             **{key: optimization[key] for key in ('learning_rate', 'max_grad_norm')},
-            **{key: collection[key] for key in ('retire_above', 'max_draws')},
+            **{key: collection[key] for key in ('gate', 'retire_above', 'max_draws')},
             **{key: reward[key] for key in ('deadline', 'memory_gib', 'verifier')},
             max_tokens=rollout['max_tokens'],
             parts=tuple((name, weight) for name, weight in reward['parts']),
             evaluation_prompts=config['evaluation']['prompts'],
+            minibatches=next((n for n in (4, 2, 3, 5, 7) if config['data']['prompts_per_step'] % n == 0), 1),
+            steps=config['steps'] if optimizer == 'optimizer' else config['supervised']['updates'],
+            updates_supervised=config['supervised']['updates'],
+            acts=make_acts(config, limits),
         )
 
     @property
@@ -136,20 +169,45 @@ class Context(NamedTuple):
         return {
             'optimizer': self.optimizer,
             'go_on': '--amend' if self.optimizer == 'optimizer' else '--workdir=NEW',
+            # by outcome, what is paid beside the verifier teaches nothing where all are wrong
+            'amend_paid': '--branch=DIR --config.collection.gate=reward' if self.gate == 'outcome' else '--amend',
+            'branch_paid': '--branch=DIR' + ' --config.collection.gate=reward' * (self.gate == 'outcome'),
             'lower_rate': f'{self.learning_rate / 10:g}',
-            'higher_rate': f'{self.learning_rate * 10:g}',
-            'lower_norm': f'{self.max_grad_norm / 10:g}',
+            'third_rate': f'{self.learning_rate / 3:.2g}',
+            'far_lower_rate': f'{self.learning_rate / 30:.2g}',
+            'higher_rate': f'{self.learning_rate * 10 or 1e-6:g}',
+            'norm': f'{self.max_grad_norm / 10:g}',
+            'margin': f'{self.max_tokens // 2}',
+            'more_updates': f'{max(200, 2 * self.updates_supervised)}',
+            'retire': f'{self.retire_above or 0.9:g}',
+            'with_nll': f'{(*dict.fromkeys((*self.regularizers, "positive_nll")),)}',
+            'with_llds': f'{(*dict.fromkeys((*self.regularizers, "llds")),)}',
             'more_kl': f'{self.kl_coef * 4 or 0.01:g}',
             'other_chat': f'{not self.chat}',
             'budget': f'{self.max_tokens}',
             'more_tokens': f'{2 * self.max_tokens}',
             'more_completions': f'{2 * self.group_size}',
             'more_draws': f'{2 * self.max_draws}',
+            'minibatches': f'{self.minibatches}',
             'more_seconds': f'{4 * self.deadline:g}',
             'more_memory': f'{2 * self.memory_gib:g}',
             'parts': self._parts_flag(1.0),
             'smaller_parts': self._parts_flag(0.1),
         }
+
+    def remedy(self, answer: Answer, numbers: Mapping[str, str], step: int) -> str:
+        """Returns the flags of the first remedy of an answer that acts; '' when none does, or nothing is to be done.
+
+        numbers: texts for {names} that the rows decide; step: the newest one. After the last step a run does not go on
+        with other settings, so that a new run is named.
+        """
+        for template in (answer.remedy, answer.otherwise):
+            flags = template.format(**self.remedy_texts() | numbers)
+            if flags and self.acts(flags):
+                if self.steps and step + 1 >= self.steps and '--workdir=NEW' not in flags:
+                    flags = '--workdir=NEW ' + WAYS.sub('', flags)
+                return flags
+        return ''
 
     def _parts_flag(self, factor):
         """config.reward.parts as a flag's text, all weights but the verifier's multiplied by factor."""
@@ -166,6 +224,7 @@ class Monitor(NamedTuple):
     sign: Callable[[Rows, Context], Sign | None]
     answers: Mapping[str, Answer]  # by the Sign's answer
     level: str = 'warning'  # or 'note': information, which never stops or saves a run
+    because: tuple[str, ...] = ()  # monitors whose finding explains this one's, which waits behind it
 
     @property
     def lab(self) -> str:
@@ -177,9 +236,9 @@ class Monitor(NamedTuple):
         sign = self.sign(rows, context) if rows else None
         if sign is None:
             return None
-        cause, remedy = self.answers[sign.answer]
-        step = newest_step(rows, context)
-        return Diagnosis(self.name, step, sign.seen, sign.evidence, cause, remedy.format(**context.remedy_texts()))
+        answer, step = self.answers[sign.answer], newest_step(rows, context)
+        remedy = context.remedy(answer, sign.numbers, step)
+        return Diagnosis(self.name, step, sign.seen, sign.evidence, answer.cause, remedy)
 
 
 def newest_step(rows: Rows, context: Context) -> int:

@@ -2,10 +2,100 @@
 
 import statistics
 
-from grpo_jax.diagnose.signs import Answer, Context, Monitor, Rows, Sign, format_number, format_steps, last_values
+from grpo_jax.diagnose.signs import (
+    AGE,
+    Answer,
+    Context,
+    Monitor,
+    Rows,
+    Sign,
+    average,
+    format_change,
+    format_number,
+    format_steps,
+    has_worsened,
+    last_values,
+)
 
+SOON = 2  # steps in a row
+# metrics that show how far a policy has moved -> factor, up or down, that a healthy one takes many steps for
+MOVES = {'entropy': 2.0, 'length': 1.5, 'kl_ref': 10.0}
+FAST = 4.0  # factor by which entropy falls too fast; 1.9 in ten steps of the healthy demo
+LESS = 0.1  # share of prompts
 SPIKES = 2  # so many spikes in a window are too many
+TWICE = 2  # a bound of so many usual gradients clips spikes alone
 HUGE = 10  # one spike of so many times the threshold is enough
+
+
+def large_updates(rows: Rows, context: Context) -> Sign | None:
+    """Within a few steps the policy has moved far and become worse, or certain of less, and it has not recovered.
+
+    Worse: the reward fell by half its standard deviation within config.diagnose.patience steps, and entropy, length or
+    the KL to the reference changed by a factor for which a healthy run takes many steps. Certain of less: within
+    config.diagnose.window steps the entropy fell to a quarter, and more prompts than before have no right completion:
+    more groups are all wrong, or pass@k of held-out prompts fell, though greedy accuracy may rise.
+    """
+    return _find_break(rows, context) or _find_narrowing(rows, context)
+
+
+def _find_break(rows, context):
+    """The Sign of a policy that became worse; None where there is none."""
+    recent, count = rows[-SOON:], context.options.patience
+    for place in range(max(len(rows) - AGE, 0), len(rows) - SOON):
+        before, after = rows[place : place + 1], rows[place + 1 : place + 1 + count][-SOON:]
+        if not (has_worsened(before, after) and has_worsened(before, recent)):
+            continue
+        moved = [name for name, factor in MOVES.items() if _has_moved(name, factor, before, after)]
+        if moved:
+            changes = [format_change(name, before, after) for name in ('reward', *moved)]
+            rate = after[-1].get('learning_rate', context.learning_rate)
+            return Sign(
+                'a few updates have broken the policy',
+                f'{"; ".join(changes)}; learning_rate {rate:.3g}, grad_norm {_largest(before + after, "grad_norm")}',
+            )
+    return None
+
+
+def _find_narrowing(rows, context):
+    """The Sign of a policy that became certain of less; None where there is none."""
+    wrong, window = 'groups_all_wrong', context.options.window
+    for place in range(max(len(rows) - AGE, 0), len(rows) - SOON):
+        before, after = rows[place : place + 1], rows[place + 1 : place + 1 + window][-SOON:]
+        first, now = average(before, 'entropy'), average(after, 'entropy')
+        if first is None or now is None or now > first / FAST:
+            continue
+        lost = _fall_of_pass_rate(context)
+        old, new, newest = (average(some, wrong) for some in (before, after, rows[-SOON:]))
+        if old is not None and new is not None and newest is not None and min(new, newest) >= old + LESS:
+            lost = format_change(wrong, before, after)
+        if lost:
+            changes = f'{format_change("entropy", before, after)}; {lost}'
+            return Sign('the policy grows certain faster than it learns, and solves fewer prompts', changes, 'narrow')
+    return None
+
+
+def _fall_of_pass_rate(context):
+    """How pass@k of the most samples fell from the first evaluation to the newest, as text; '' where it did not."""
+    rates = [row for row in context.evaluations if row.get('greedy') is not None]
+    names = [name for name in rates[-1] if name.startswith('pass@') and name != 'pass@1'] if len(rates) > 1 else []
+    name = max(names, key=lambda name: int(name.removeprefix('pass@')), default='')
+    if not name or rates[0].get(name) is None or rates[-1][name] > rates[0][name] - context.options.gain:
+        return ''
+    ends = (f'{key} {rates[0][key]:.2f} at step {rates[0]["step"]}, {rates[-1][key]:.2f} at step {rates[-1]["step"]}'
+            for key in (name, 'greedy'))  # fmt: skip
+    return '; '.join(ends)
+
+
+def _has_moved(name, factor, before, after):
+    """Whether a metric changed by a factor, up or down; False where it is missing or 0."""
+    old, new = average(before, name), average(after, name)
+    return bool(old and new) and not old / factor < new < old * factor
+
+
+def _largest(rows, name):
+    """The largest value of a metric in rows, as text."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return format_number(max(values)) if values else 'none'
 
 
 def sampler_mismatch(rows: Rows, context: Context) -> Sign | None:
@@ -87,10 +177,29 @@ def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
         f'gradients {longest["grad_norm"] / usual:.0f} times as long as before',
         f'grad_norm {format_number(longest["grad_norm"])} in step {longest["step"]}, median {format_number(usual)} '
         f'before {format_steps(recent)}; such steps: {len(spikes)}',
+        '' if TWICE * usual < context.max_grad_norm else 'clipped',
+        {'norm': f'{TWICE * usual:.2g}'},
     )
 
 
 MONITORS = (
+    Monitor(
+        'large_updates',
+        'the reward falls within a few steps, and completions degenerate',
+        ('reward', 'reward_std', 'entropy', 'length', 'kl_ref', 'groups_all_wrong', 'evaluation/pass@1'),
+        large_updates,
+        {
+            # in the demo 1e-2 breaks the policy at once, 1e-3 narrows it, and 3e-4 teaches it
+            '': Answer(
+                'the updates are too large: the learning rate is far too high, and this policy must begin again',
+                '--workdir=NEW --config.optimizer.learning_rate={far_lower_rate}',
+            ),
+            'narrow': Answer(
+                'the updates are still too large: the learning rate is too high, and what is lost does not come back',
+                '--workdir=NEW --config.optimizer.learning_rate={third_rate}',
+            ),
+        },
+    ),
     Monitor(
         'sampler_mismatch',
         'the run degrades slowly although every other meter looks right',
@@ -126,6 +235,7 @@ MONITORS = (
                 '--amend --config.optimizer.learning_rate={lower_rate}',
             )
         },
+        because=('large_updates', 'sampler_mismatch'),
     ),
     Monitor(
         'inert_settings',
@@ -135,7 +245,7 @@ MONITORS = (
         {
             '': Answer(
                 'with one update a rollout the policy is still the old one, so that all ratios are 1',
-                '--amend --config.learner.minibatches=4',
+                '--amend --config.learner.minibatches={minibatches}',
             ),
             'still': Answer(
                 'the learning rate is too low for the precision of the parameters, or 0',
@@ -152,8 +262,13 @@ MONITORS = (
         {
             '': Answer(
                 'single batches or completions weigh too much: clip their gradients more',
-                '{go_on} --config.{optimizer}.max_grad_norm={lower_norm}',
-            )
+                '{go_on} --config.{optimizer}.max_grad_norm={norm}',
+            ),
+            'clipped': Answer(
+                'updates are too large, though all gradients are clipped already',
+                '{go_on} --config.{optimizer}.learning_rate={lower_rate}',
+            ),
         },
+        because=('large_updates',),
     ),
 )

@@ -49,7 +49,15 @@ def fetch(
             ['hf download', path, *['--repo-type dataset'] * dataset, *[f'--revision {revision}'] * bool(revision)]
         )
         cause = (error.__cause__ or error) if isinstance(error, missing) else error
-        reason = f"the hub's cache does not have it, and the hub gave {type(cause).__name__}: get it with `{command}`"
+        reason = f"the hub's cache does not have it, and the hub gave {type(cause).__name__}: "
+        if getattr(getattr(cause, 'response', None), 'status_code', 0) in (401, 403):
+            page = page_url(f'datasets/{path}' if dataset else path)
+            reason += (
+                f'check the name; if it is gated or private, accept its terms at {page}, then set HF_TOKEN to a token '
+                'that may read it, or run `hf auth login` (on pods launch with --env=HF_TOKEN)'
+            )
+        else:
+            reason += f'get it with `{command}`'
         raise BadInput(thing, path, remedy.replace('{hub}', reason)) from None
 
 

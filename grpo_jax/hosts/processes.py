@@ -6,6 +6,7 @@ on the host by itself, from numbers that all processes have. A single process do
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import functools
 import glob
 import importlib.util
 import itertools
@@ -15,6 +16,7 @@ import pickle
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -201,6 +203,21 @@ def _on_tpu():
         and importlib.util.find_spec('libtpu')
         and (glob.glob('/dev/accel*') or glob.glob('/dev/vfio/[0-9]*'))
     )
+
+
+@functools.cache
+def start_devices() -> None:
+    """Starts jax's devices; hides that libtpu, where it is installed beside no TPU, reports an error."""
+    if _on_tpu() or importlib.util.find_spec('libtpu') is None:
+        return
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), 2)
+        try:
+            jax.devices()
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def is_first() -> bool:

@@ -46,6 +46,7 @@ def make_experience(
     host = {**_host_inputs(state.aux, rollout, logprobs, grouping), **inputs}
     kl_coef = float(state.aux['coefficients']['kl_coef'])
     advantages = compute_advantages(algorithm, rewards, kl_coef=kl_coef, **host)
+    sizes_P = np.abs(advantages).reshape(len(rewards), -1).sum(1)
     advantages = grouping.gather(advantages.reshape(*rewards.shape, -1))
     fields = {'old_logprobs': None, 'ref_logprobs': None, **logprobs}
     if 'values' in logprobs:
@@ -63,7 +64,8 @@ def make_experience(
         group_ids=put_rows(grouping.owner.astype(np.int32), mesh),
         **fields,
     )
-    return experience, _statistics(grouping.gather(rewards), advantages, dead) | _outcome_shares(inputs.get('correct'))
+    row = _statistics(grouping.gather(rewards), advantages, dead)
+    return experience, row | _outcome_shares(inputs.get('correct'), sizes_P)
 
 
 def _host_inputs(aux, rollout, logprobs, grouping):
@@ -110,17 +112,20 @@ def _statistics(rewards, advantages, dead):
     }
 
 
-def _outcome_shares(correct):
+def _outcome_shares(correct, sizes_P):
     """The shares, by name, of all groups that are all right, all wrong, and mixed, from correct f64[P, G] or None.
 
     Completions that the verifier cannot judge (NaN) are passed over; a group of these alone is none of the three. {} if
-    no completion is judged.
+    no completion is judged. sizes_P: sums of abs(A) in each group, of which advantage_all_wrong is the share that lies
+    in groups that are all wrong; NaN without any advantage.
     """
     if correct is None or not np.isfinite(correct).any():
         return {}
     judged = np.isfinite(correct).any(1)
     some_right, some_wrong = (correct == 1).any(1), (correct == 0).any(1)
+    total = sizes_P.sum()
     return {
+        'advantage_all_wrong': sizes_P[judged & ~some_right].sum() / total if total else np.nan,
         'groups_all_right': np.mean(judged & ~some_wrong),
         'groups_all_wrong': np.mean(judged & ~some_right),
         'groups_mixed': np.mean(some_right & some_wrong),

@@ -28,17 +28,28 @@ The verifier is the part that decides whether a completion is correct. Beside re
 """
 
 from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build, check_parameters, options_of
-from grpo_jax.rewards.custom import is_file, name_of
-from grpo_jax.rewards.scoring import Rewards, RewardStream, advantage_inputs, compute_rewards, shape_rewards
+from grpo_jax.rewards.custom import RewardError, is_file, name_of
+from grpo_jax.rewards.scoring import (
+    Rewards,
+    RewardsMissing,
+    RewardStream,
+    advantage_inputs,
+    check_missing,
+    compute_rewards,
+    shape_rewards,
+)
 
 __all__ = [
     'Part',
+    'RewardError',
     'RewardFunctions',
     'RewardOptions',
     'RewardStream',
     'Rewards',
+    'RewardsMissing',
     'advantage_inputs',
     'build',
+    'check_missing',
     'check_parameters',
     'compute_rewards',
     'is_file',

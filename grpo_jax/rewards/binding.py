@@ -131,7 +131,7 @@ def _missing_error(name, thing, example):
     return BadInput(
         'reward',
         thing,
-        f'parameter {name!r} names nothing: example {example.id} has {columns:.200}, besides completion, example, '
-        f'{", ".join(FIELDS)}, or the plurals of these for all completions; rename it, give it a default, or make it '
-        'a keyword-only option',
+        f'has a parameter {name!r}, and example {example.id} no column of that name, only {columns:.200}, besides '
+        f'completion, example, {", ".join(FIELDS)}, or their plurals for all completions; rename it, give it a '
+        'default, or make it a keyword-only option',
     )

@@ -9,7 +9,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, UNMADE, BadInput, Checks
 from grpo_jax.example import Example
 from grpo_jax.ranges import Amendable, Free, Gibibytes, Kind, Length, Range, Seconds, Share, Text
 from grpo_jax.rewards import binding, custom, length
@@ -41,6 +41,10 @@ class RewardOptions(NamedTuple):
     # threads that judge, and worker processes where a part needs them
     workers: Free[Annotated[int, Range(least=1, most=10_000)]] = 4
     memory_gib: Free[Gibibytes] = 4.0  # that a worker process may take
+    # times that a part of yours is called again after an exception, later each time
+    retries: Free[Annotated[int, Range(least=0, most=100)]] = 2
+    # share of a step's completions, after the first step, that may lack a part of yours for its exceptions
+    most_missing: Free[Annotated[float, Range(least=0, below=1)]] = 0.1
     self_test: Free[Share] = 0.02  # share of gold answers that the verifier may misjudge before the run starts
     truncated_reward: Amendable[Amount] = 0.0  # added when the budget ends before a stop token
     step_rewards: str = ''  # file in grpo_jax/rewards that rewards steps, for advantage process
@@ -59,17 +63,18 @@ class RewardOptions(NamedTuple):
         parts, by_source = _read_parts(section['parts'], 'reward.parts'), _read_sources(section['by_source'])
         # a part has one file and one weight in all sources
         pairs = {custom.name_of(path): (path, weight) for path, weight in parts}
-        for source, source_rewards in by_source.items():
-            for path, weight in source_rewards.parts:
-                first_pair = pairs.setdefault(custom.name_of(path), (path, weight))
-                if first_pair != (path, weight):
-                    raise BadInput(
-                        f'reward.by_source.{source}.parts', (path, weight), f'is {first_pair} elsewhere; use that'
-                    )
-        users = {name for name, (path, _) in pairs.items() if custom.is_file(path)}
-        _check_options({name: options for name, options in section['options'].items() if name not in users})
-        if section['steps_with_outcome'] and not section['step_rewards']:
-            raise BadInput('reward.steps_with_outcome', True, 'needs reward.step_rewards; name one, or use False')
+        with Checks() as check:
+            for source, source_rewards in by_source.items():
+                for path, weight in source_rewards.parts:
+                    first_pair = pairs.setdefault(custom.name_of(path), (path, weight))
+                    if first_pair != (path, weight):
+                        key = f'reward.by_source.{source}.parts'
+                        check.keep(BadInput(key, (path, weight), f'is {first_pair} elsewhere; use that'))
+            paths = [*(path for path, _ in pairs.values()), section['step_rewards']]
+            check(_check_options, section['options'], {custom.name_of(path): path for path in paths})
+            if section['steps_with_outcome'] and not section['step_rewards']:
+                remedy = 'needs reward.step_rewards; name one, or use False'
+                check.keep(BadInput('reward.steps_with_outcome', True, remedy))
         return cls(**values | {'parts': parts, 'options': dict(section['options']), 'by_source': by_source})
 
     @property
@@ -81,19 +86,6 @@ class RewardOptions(NamedTuple):
     def verifies_all(self) -> bool:
         """Whether every source has a verifier."""
         return all(source.verifier for source in self.sources)
-
-    @property
-    def verifier_pays(self) -> bool:
-        """Whether there is a verifier and every verifier has a weight other than 0.
-
-        A verifier with weight 0 serves evaluations alone.
-        """
-        paid = [
-            any(weight and custom.name_of(path) == source.verifier for path, weight in source.parts)
-            for source in self.sources
-            if source.verifier
-        ]
-        return bool(paid) and all(paid)
 
 
 def _read_parts(parts, key):
@@ -122,34 +114,54 @@ def _read_sources(section):
     return sources
 
 
-def _check_options(options):
-    """Raises BadInput for an unknown option of this package's rewards, and for a value outside an option's range.
+def _check_options(options, paths):
+    """Raises BadInput for options of no reward, for an unknown option of a reward, and for a value out of its range.
 
-    Rewards that the run does not use are checked too. The options of a user's reward are checked by _bind.
+    paths: {name: path} of the rewards that the config names; `build` checks the options of a user's. Rewards of this
+    package that the run does not use are checked too.
     """
-    for name, values in options.items():
-        ranges.check_value(f'reward.options.{name}', values, Mapping)
-        declared = declared_options(name)
-        if declared is None:
-            continue
+    with Checks() as check:
+        for name, values in options.items():
+            key, declared = f'reward.options.{name}', declared_options(name)
+            if declared is None and name not in paths and values:
+                hint = ranges.nearest(name, {*paths, *options} - {name, ''})
+                check.keep(BadInput(key, NO_VALUE, f'is of no reward that the config names; {hint}'))
+            elif check(ranges.check_value, key, values, Mapping) is UNMADE or custom.is_file(paths.get(name, '')):
+                continue
+            elif declared is not None:
+                check(_check_declared, name, values, declared)
+
+
+def _check_declared(name, values, declared):
+    """Raises BadInput for each option of a reward that is not declared, or out of its range.
+
+    values: {option: value}; declared: {option: parameter}.
+    """
+    with Checks() as check:
         for option, value in values.items():
-            if option not in declared:
-                choices = ', '.join(sorted(declared)) or 'none'
-                raise BadInput(f'reward.options.{name}.{option}', value, f'is no option; use {choices}')
-            ranges.check_value(f'reward.options.{name}.{option}', value, declared[option].annotation)
+            key = f'reward.options.{name}.{option}'
+            check(ranges.check_declared, key, value, declared)
+            if option in declared:
+                check(ranges.check_value, key, value, declared[option].annotation)
 
 
 def declared_options(name: str) -> dict[str, inspect.Parameter] | None:
     """Option -> parameter, for a reward of this package or a shaping by length; None for another name."""
-    functions = [getattr(_import(name), key, None) for key in WITH_OPTIONS] + [getattr(length, name, None)]
-    functions = list(filter(inspect.isfunction, functions))
+    module, shaping = _import(name), getattr(length, name, None)
+    if inspect.isfunction(shaping):
+        return _options_in(SimpleNamespace(reward=shaping))
+    return _options_in(module) if any(hasattr(module, key) for key in WITH_OPTIONS) else None
+
+
+def _options_in(module):
+    """{option: parameter} of the functions of a reward's module or namespace that may have options."""
     options = {}
-    for function in functions:
+    for function in (getattr(module, key) for key in WITH_OPTIONS if hasattr(module, key)):
         for option, parameter in inspect.signature(function).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and option not in SUPPLIED:
                 fields = ranges.type_of(parameter.annotation)  # a NamedTuple's fields stand for it
                 options = (ranges.keys_of(fields) if fields else {option: parameter}) | options
-    return options if functions else None
+    return options
 
 
 def _import(name):
@@ -165,6 +177,7 @@ class Part(NamedTuple):
     weight: float
     asynchronous: bool = False
     batched: bool = False  # takes all completions at once
+    own: bool = False  # a function of the user's, whose exceptions may pass
     reads_correct: bool = False  # reads the verifier's verdict
     columns: Sequence[str] = ()  # that the data set must have
 
@@ -184,6 +197,7 @@ class RewardFunctions(NamedTuple):
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
     shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], a function of rewards.length
     by_source: Mapping[str, 'RewardFunctions'] = MappingProxyType({})  # source -> the functions that judge it instead
+    tolerant: bool = False  # completions may lack a part of the user's that raises exceptions; else these are raised
 
     @property
     def verifier(self) -> str:
@@ -238,21 +252,28 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     find = functools.partial(_find, functions=functions or {}, pool=resources.pool)
     shared = {'pool': resources.pool, 'sandbox': resources.sandbox, 'models': resources.models}
     bind = functools.partial(_bind, options=options.options, shared=shared)
+    sources = {'reward': options.sources[0]} | {f'reward.by_source.{n}': s for n, s in options.by_source.items()}
     weights = {custom.name_of(path): (path, weight) for source in options.sources for path, weight in source.parts}
-    modules = {name: find(path) for name, (path, _) in weights.items()}
-    parts = {}
-    for name, module in modules.items():
-        weight = weights[name][1]
-        reward = module.reward if weight else getattr(module, 'measure', module.reward)
-        function = bind(name, custom.check_results(reward, name))
-        parameters = inspect.signature(function).parameters
-        asynchronous, batched = inspect.iscoroutinefunction(function), 'completions' in parameters
-        if asynchronous and batched:
-            raise BadInput('reward.parts', name, 'is async and takes all completions; choose one of the two')
-        columns = getattr(function.func, 'columns', ())
-        parts[name] = Part(
-            function, weight, asynchronous, batched, reads_correct='correct' in parameters, columns=columns
-        )
+    steps = shaping = None
+    with Checks() as check:
+        modules = {name: check(find, path) for name, (path, _) in weights.items()}
+        given = {name for name, (path, _) in weights.items() if custom.is_file(path) or name in (functions or {})}
+        parts = {
+            name: check(_make_part, name, module, weights[name][1], bind, name in given)
+            for name, module in modules.items()
+        }
+        if path := options.step_rewards:
+            module = modules.setdefault(custom.name_of(path), check(find, path, 'step_rewards'))
+            steps = check(_bind_steps, path, module, bind)
+        if options.length_shaping:
+            shaping = check(_bind_shaping, options, max_tokens)
+        for name, module in modules.items():
+            check(_check_declared, name, options.options.get(name, {}), check(_options_in, module))
+        for key, source in sources.items():
+            names = [custom.name_of(path) for path, _ in source.parts]
+            if source.verifier and source.verifier not in names:
+                remedy = f'is none of {key}.parts; add it, or choose one of {", ".join(sorted(names))}'
+                check.keep(BadInput(f'{key}.verifier', source.verifier, remedy))
 
     def bind_source(source, key):
         """The RewardFunctions of a SourceRewards; key: its section of the config."""
@@ -271,11 +292,24 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
             gold=getattr(verifier, 'gold', None),
         )
 
-    return bind_source(options.sources[0], 'reward')._replace(
-        steps=_bind_steps(options.step_rewards, find, bind) if options.step_rewards else None,
-        shaping=_bind_shaping(options, max_tokens) if options.length_shaping else None,
-        by_source={name: bind_source(source, f'reward.by_source.{name}') for name, source in options.by_source.items()},
-    )
+    with Checks() as check:
+        own, *others = [check(bind_source, source, key) for key, source in sources.items()]
+    return own._replace(steps=steps, shaping=shaping, by_source=dict(zip(options.by_source, others, strict=True)))
+
+
+def _make_part(name, module, weight, bind, own):
+    """The Part of a reward; raises BadInput for options that it does not have, and for a function of no possible kind.
+
+    module: as `_find` returns it; bind(name, function): binds its options; own: whether it is the user's.
+    """
+    reward = module.reward if weight else getattr(module, 'measure', module.reward)
+    function = bind(name, custom.check_results(reward, name))
+    parameters = inspect.signature(function).parameters
+    asynchronous, batched = inspect.iscoroutinefunction(function), 'completions' in parameters
+    if asynchronous and batched:
+        raise BadInput('reward.parts', name, 'is async and takes all completions; choose one of the two')
+    columns = getattr(function.func, 'columns', ())
+    return Part(function, weight, asynchronous, batched, own, reads_correct='correct' in parameters, columns=columns)
 
 
 def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
@@ -300,11 +334,11 @@ def options_of(path: str) -> dict[str, inspect.Parameter]:
     for an unknown part, and for a FILE.py that cannot be imported.
     """
     pool = Pool(1, deadline=1.0, memory_gib=1.0)  # never started
-    parameters = inspect.signature(_find(path, {}, pool).reward).parameters
+    parameters = inspect.signature(_find(path, functions={}, pool=pool).reward).parameters
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def _find(path, functions, pool, key='parts'):
+def _find(path, key='parts', *, functions, pool):
     """A part's module, or a namespace with its functions; raises BadInput where there is none.
 
     path: the part's name, or FILE.py:NAME; functions: rewards by name; key: the key of config.reward that names it.
@@ -341,15 +375,12 @@ def _bind(name, function, options, shared):
             missing += absent
     ranges.check(function, options.get(name, {}), f'reward.options.{name}')
     if missing:
-        lacking = f'lacks {", ".join(sorted(missing))}; add what it lacks'
-        raise BadInput(f'reward.options.{name}', dict(options.get(name, {})), lacking)
+        raise BadInput(f'reward.options.{name}', NO_VALUE, f'lacks {", ".join(sorted(missing))}; add what it lacks')
     return functools.partial(function, **bound)
 
 
 def _check_verifier(verifier, parts, key):
     """Raises BadInput for a verifier that cannot decide what is correct; key: its section of the config."""
-    if verifier and verifier not in parts:
-        raise BadInput(f'{key}.verifier', verifier, f'is none of {key}.parts; add it, or choose one of {sorted(parts)}')
     plain = verifier and not (parts[verifier].asynchronous or parts[verifier].batched)
     for name, part in parts.items():
         if part.reads_correct and (name == verifier or not plain):
@@ -358,9 +389,8 @@ def _check_verifier(verifier, parts, key):
             )
 
 
-def _bind_steps(path, find, bind):
-    """steps(completions, examples) of the reward that path names; raises BadInput where it has none."""
-    source = find(path, key='step_rewards')
+def _bind_steps(path, source, bind):
+    """steps(completions, examples) of `source`, the reward that path names; raises BadInput where it has none."""
     if not hasattr(source, 'steps'):
         raise BadInput('reward.step_rewards', path, "has no steps(completion, example); use calculator, or ''")
     steps = bind(custom.name_of(path), source.steps)

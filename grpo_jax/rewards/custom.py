@@ -6,7 +6,6 @@ An error in the file becomes BadInput that names the file's line.
 from collections.abc import Callable, Iterator, Mapping, Set
 import contextlib
 import functools
-import importlib.util
 import inspect
 import math
 import os
@@ -14,13 +13,23 @@ import traceback
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_jax import PACKAGE
+from grpo_jax import PACKAGE, user_files
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards.binding import bind_names
 from grpo_jax.workers import Pool
 
 COUNTED = (RecursionError, MemoryError, TimeoutError)  # these fail one completion and not the run: see rewards.scoring
 LONGEST = 300  # characters of an exception's text
+
+
+class RewardError(BadInput):
+    """An exception in a file of the user's rewards, or a result that is no reward.
+
+    Bad input at a run's first step. Later its status is AGAIN, since a service may have failed: launchers start the run
+    again.
+    """
+
+    AGAIN = 47
 
 
 class WrongResult(Exception):
@@ -45,9 +54,11 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
     the file and for a result of the wrong type.
     """
     file, _, name = path.rpartition(':')
-    file = next((candidate for candidate in (file, os.path.join(PACKAGE, file)) if os.path.isfile(candidate)), None)
+    places = (file, os.path.join(PACKAGE, file))
+    file = next((candidate for candidate in places if os.path.isfile(candidate)), None)
     if file is None:
-        raise BadInput('reward.parts', path, 'no such file; give FILE.py:NAME')
+        where = f'{os.getcwd()}, nor beside the config, nor in {PACKAGE}'
+        raise BadInput('reward.parts', path, f'no such file in {where}; give FILE.py:NAME')
     with naming_line(path, file):
         module = _import(file)
     function = getattr(module, name, None)
@@ -116,7 +127,7 @@ def check_results(function: Callable, name: str) -> Callable:
 def naming_line(
     path: str, file: str, function: Callable | None = None, kinds: Any = (Exception, SystemExit)
 ) -> Iterator[None]:
-    """Inside this context, an exception of these kinds becomes BadInput that names the file's line.
+    """Inside this context, an exception of these kinds becomes a RewardError that names the file's line.
 
     Exceptions in COUNTED pass unchanged. path: FILE.py:NAME as the user gave it; file: the file that is searched for in
     the traceback; function: its first line is named when the file is not in the traceback.
@@ -138,7 +149,7 @@ def naming_line(
         with contextlib.suppress(Exception):  # a user's exception may fail to say what it is
             text = ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
         line = ': '.join(filter(None, [where, name, text])) + f', in `{source[:LONGEST]}`' * bool(source)
-        raise BadInput('reward', path, f'{line}; mend the file') from error
+        raise RewardError('reward', path, f'{line}; mend the file') from error
 
 
 def _frame(error, file):
@@ -202,10 +213,4 @@ def _describe(value):
     return f'a {type(value).__name__}'
 
 
-@functools.cache
-def _import(file):
-    """Imports a file, once in a process, and returns the module."""
-    spec: Any = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(file))[0], file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+_import = functools.cache(user_files.import_file)  # once in a process: an edit changes no run that goes on

@@ -1,15 +1,19 @@
-"""The gold self-test: before a run starts, the verifier must accept gold answers and refuse changed ones."""
+"""Before a run starts each reward is called once, and the verifier must pass the gold self-test.
+
+It must accept gold answers there, and refuse changed ones.
+"""
 
 from collections.abc import Sequence
 import functools
 import logging
 import re
+import traceback
 
 from grpo_jax.data import spread
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import BadInput, Checks
 from grpo_jax.example import Example
-from grpo_jax.rewards.build import RewardFunctions
-from grpo_jax.rewards.scoring import FAILURES, judge_at_once
+from grpo_jax.rewards.build import RewardFunctions, check_parameters
+from grpo_jax.rewards.scoring import call_part, compute_rewards, judge_at_once
 from grpo_jax.text import during, escape
 
 NUMBER = re.compile(r'(?:(?<![\d)}])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)')
@@ -68,6 +72,40 @@ def _check_source(reward_functions, examples):
         )
 
 
+def try_out(reward_functions: RewardFunctions, examples: Sequence[Example]) -> RewardFunctions:
+    """The rewards, each of which was called once as a run does, on the gold answer of an example.
+
+    Raises BadInput for each that fails or returns no reward, and where an example lacks a column. One that runs out of
+    time or memory is warned of. Reward models are not called, since they would be loaded and compiled.
+    """
+    check_parameters(reward_functions, examples)
+    with Checks() as check:
+        for functions, indices in reward_functions.divide(examples):
+            for name, part in functions.parts.items():
+                if 'models' not in part.function.keywords:
+                    check(_try_part, functions, name, examples[indices[0]])
+    return reward_functions
+
+
+def _try_part(functions, name, example):
+    """Calls a part, with the verifier where it reads its verdict."""
+    read = functions.parts[name].reads_correct and functions.verifier
+    parts = {other: part for other, part in functions.parts.items() if other in (name, read)}
+    try:
+        once = functions._replace(parts=parts, options=functions.options._replace(retries=0))
+        rewarded = compute_rewards(once, [example], [example.answer], [False], [1])
+    except BadInput:
+        raise
+    except Exception as error:  # of a function that was handed to train.run, or of data that the reward cannot judge
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        what = f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})'
+        remedy = f'fails on the answer of example {example.id} with {what}; mend it, or choose a reward for these data'
+        raise BadInput('reward.parts', name, remedy) from error
+    for kind, failed in rewarded.failures.items():
+        if failed.any():
+            logger.warning('reward %s has %s on the answer of example %d', name, kind, example.id)
+
+
 def change_answer(example: Example) -> tuple[str, str]:
     """(answer, changed answer): the last number is one higher; an answer without a number gets '+1' appended."""
     text = example.answer
@@ -101,7 +139,7 @@ def perturb(example: Example) -> tuple[str, ...]:
 
 def _misjudgements(reward_functions, part, examples, judging):
     """For each example what the verifier misjudges, or ''. judging: the progress, which counts examples."""
-    judge = functools.partial(_misjudgement, part.function, reward_functions)
+    judge = functools.partial(_misjudgement, reward_functions, part)
     size = min(max(len(examples) // LEAST_CALLS, 1), MOST_IN_CALL)
     blocks = [examples[i : i + size] for i in range(0, len(examples), size)]
     reasons = []
@@ -111,15 +149,13 @@ def _misjudgements(reward_functions, part, examples, judging):
     return reasons
 
 
-def _misjudgement(verify, reward_functions, example):
-    """What the function `verify` misjudges in an example, or ''."""
+def _misjudgement(reward_functions, part, example):
+    """What the verifier misjudges in an example, or ''."""
     right, *wrong = (reward_functions.gold or perturb)(example)
-    try:
-        for completion, expected in [(right, True), *((text, False) for text in wrong)]:
-            if reason := _verdict(reward_functions, verify(completion, example), completion, expected):
-                return reason
-    except tuple(FAILURES) as failure:
-        return _reason(failure)
+    for completion, expected in [(right, True), *((text, False) for text in wrong)]:
+        value = call_part(reward_functions, part, completion, example).value
+        if reason := _verdict(reward_functions, value, completion, expected):
+            return reason
     return ''
 
 
@@ -127,12 +163,12 @@ def _misjudgements_at_once(reward_functions, part, examples, judging):
     """As _misjudgements, for a verifier that is asynchronous or takes all completions: one call for all examples."""
     golds = [(reward_functions.gold or perturb)(example) for example in examples]
     texts, owners = zip(*((t, e) for e, gold in zip(examples, golds, strict=True) for t in gold), strict=True)
-    values = iter(judge_at_once(reward_functions, part, texts, owners))
+    outcomes = iter(judge_at_once(reward_functions, part, texts, owners))
     reasons = []
     for gold in golds:
         gold_reasons = [
-            _reason(value) if isinstance(value, Exception) else _verdict(reward_functions, value, text, not i)
-            for i, (text, value) in enumerate(zip(gold, values, strict=False))
+            _verdict(reward_functions, outcome.value, text, not i)
+            for i, (text, outcome) in enumerate(zip(gold, outcomes, strict=False))
         ]
         reasons.append(next(filter(None, gold_reasons), ''))
     judging.done = len(examples)
@@ -140,11 +176,11 @@ def _misjudgements_at_once(reward_functions, part, examples, judging):
 
 
 def _verdict(reward_functions, value, completion, expected):
-    """'' when the verifier's value agrees with `expected` (bool: correct), else a text that says what it did."""
+    """'' when the verifier's value agrees with `expected` (bool: correct), else a text that says what it did.
+
+    Of an exception in scoring.FAILURES its text.
+    """
+    if isinstance(value, Exception):
+        return str(value) or type(value).__name__
     verdict = value is not None and value >= reward_functions.options.correct_at
     return '' if verdict == expected else f'{completion[:80]!r} {"refused" if expected else "accepted"}'
-
-
-def _reason(failure):
-    """The text of an exception in FAILURES, or its type if it has no text."""
-    return str(failure) or type(failure).__name__

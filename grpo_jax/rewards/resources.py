@@ -9,6 +9,8 @@ import weakref
 
 from grpo_jax.workers import Pool, Sandbox
 
+LEAVE_SECONDS = 5  # that the coroutines have to end
+
 
 class EventLoop:
     """An asyncio event loop on its own thread, which starts at the first submit.
@@ -32,11 +34,14 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self):
-        """Cancels running coroutines and ends the thread; a later submit starts both anew."""
+        """Cancels running coroutines and ends the thread; a later submit starts both anew.
+
+        A coroutine that blocks the thread is left behind after LEAVE_SECONDS.
+        """
         with self._lock:
             if self._loop is not None:
                 _stop_loop(self._loop)
-                self._thread.join()
+                self._thread.join(LEAVE_SECONDS)
                 self._loop = None
 
 

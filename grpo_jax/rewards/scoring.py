@@ -1,9 +1,13 @@
-"""Judges completions as they finish, on threads while the device decodes, and adds up the parts of their rewards."""
+"""Judges completions as they finish, on threads while the device decodes, and adds up the parts of their rewards.
+
+A part of the user's that raises an exception is called again. If it raises one every time, it is bad input at the first
+step of a run. Later it may be a service that fails, and some completions may lack this part of their reward.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
-import concurrent.futures
 import functools
+import logging
 import time
 from typing import Any, NamedTuple
 
@@ -12,11 +16,17 @@ import numpy as np
 
 from grpo_jax.example import Example
 from grpo_jax.grouping import Grouping
-from grpo_jax.rewards.build import Part, RewardFunctions
+from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions
+from grpo_jax.rewards.custom import RewardError
+from grpo_jax.text import escape
 from grpo_jax.workers import Died, Expired
 
-# exceptions that leave one completion without a reward, and what they count as; any other exception stops the run
+# exceptions that count against a completion, and what they count as
 FAILURES = {Expired: 'expired', TimeoutError: 'expired', Died: 'died', RecursionError: 'died'}
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a part is called again, twice as long each time
+LONGEST = 500  # characters of an exception's text
+
+logger = logging.getLogger('grpo_jax')
 
 
 class Rewards(NamedTuple):
@@ -28,7 +38,22 @@ class Rewards(NamedTuple):
     rewards: np.ndarray  # f64[B] the weighted sums of parts; NaN: no part could tell
     correct: np.ndarray  # f64[B] the verifier's verdict: 1 right, 0 wrong; NaN: it cannot tell, or there is none
     parts: dict  # name -> f64[B]
-    failures: dict  # 'expired', 'died' -> bool[B]: some part ran out of time, or of memory
+    # 'expired', 'died', 'missing' -> bool[B]: some part ran out of time, ran out of memory, or raised exceptions only
+    failures: dict
+    retried: Any = ()  # bool[B]: some part was called more than once
+    errors: Any = ()  # str objects [B]: the last exception of a part that is missing; '' where none is
+
+
+class Outcome(NamedTuple):
+    """What a part gave for a completion."""
+
+    value: Any  # a number, None, or an exception in FAILURES; of a part that takes all completions, a list of numbers
+    retried: bool  # whether the part was called more than once
+    error: Exception | None = None  # of the last call, where every call raised one; value is None then
+
+
+class RewardsMissing(RewardError):
+    """Raised by all processes at once when too many completions of a step lack a part of their reward."""
 
 
 class RewardStream:
@@ -69,7 +94,7 @@ class RewardStream:
         return self._examples[row // self._group_size]
 
     def _begin(self, example, tokens):
-        """(text, number of tokens, values as of _begin_parts, seconds of judging) of a completion."""
+        """(text, number of tokens, outcomes as of _begin_parts, seconds of judging) of a completion."""
         text, began = self._tokenizer.decode(tokens, skip_special_tokens=True), time.monotonic()
         values = _begin_parts(self._reward_functions, text, example)
         return text, len(tokens), values, time.monotonic() - began
@@ -98,42 +123,92 @@ def _repeat(examples, rows):
 
 
 def _begin_parts(reward_functions, text, example):
-    """Calls the parts that take one completion: name -> a value, an exception in FAILURES, or a future."""
-    reward_functions = reward_functions.of(example)
-    values, verifier = {}, reward_functions.verifier
+    """Calls the parts that take one completion: name -> an Outcome, or the future of one."""
+    functions = reward_functions.of(example)
+    outcomes, verifier = {}, functions.verifier
     # the verifier first, since others may read its verdict
-    for name, part in sorted(reward_functions.parts.items(), key=lambda item: item[0] != verifier):
+    for name, part in sorted(functions.parts.items(), key=lambda item: item[0] != verifier):
         if part.batched:
             continue
-        verdict = {'correct': _is_correct(reward_functions, values[verifier])} if part.reads_correct else {}
+        verdict = {'correct': _is_correct(functions, outcomes[verifier].value)} if part.reads_correct else {}
+        call = _submit if part.asynchronous else call_part
+        outcomes[name] = call(reward_functions, part, text, example, **verdict)
+    return outcomes
+
+
+def call_part(reward_functions: RewardFunctions, part: Part, *arguments: Any, **verdict: Any) -> Outcome:
+    """Calls a part that is not asynchronous, and after an exception again, as _after_exception says.
+
+    arguments: a completion and its example, or lists of all; verdict: `correct`, where the part reads it.
+    """
+    retry = 0
+    while True:
         try:
-            values[name] = part.function(text, example, **verdict)
-            if part.asynchronous:
-                values[name] = _submit(reward_functions, values[name])
-        except tuple(FAILURES) as failure:
-            values[name] = failure
-    return values
+            return Outcome(part.function(*arguments, **verdict), retry > 0)
+        except Exception as error:
+            outcome = _after_exception(reward_functions, part, retry, error)
+        if outcome:
+            return outcome
+        time.sleep(_pause(retry))
+        retry += 1
 
 
-def _submit(reward_functions, coroutine):
-    """Starts a coroutine, which is cancelled at the deadline, and returns its future."""
-    return reward_functions.resources.event_loop.submit(asyncio.wait_for(coroutine, reward_functions.options.deadline))
+def _submit(reward_functions, part, *arguments, **verdict):
+    """The future of an asynchronous part's Outcome, as of call_part; each call is cancelled at the deadline."""
+
+    async def call():
+        retry = 0
+        while True:
+            limit = asyncio.timeout(reward_functions.options.deadline)
+            try:
+                async with limit:
+                    return Outcome(await part.function(*arguments, **verdict), retry > 0)
+            except Exception as error:
+                failure = Expired('was still running at its deadline') if limit.expired() else error
+                outcome = _after_exception(reward_functions, part, retry, failure)
+            if outcome:
+                return outcome
+            await asyncio.sleep(_pause(retry))
+            retry += 1
+
+    return reward_functions.resources.event_loop.submit(call())
+
+
+def _after_exception(reward_functions, part, retry, error):
+    """What an exception in call number `retry`, from 0, of a part leads to: an Outcome, or None for another call.
+
+    A part of the user's is called again, reward.retries times, unless the completion itself makes it fail. Raises the
+    exception where it counts against no completion and none may lack a part.
+    """
+    counted = isinstance(error, tuple(FAILURES))
+    passing = not counted or isinstance(error, TimeoutError)  # which a judge raises when its service is slow
+    if part.own and passing and retry < reward_functions.options.retries:
+        return None
+    if counted:
+        return Outcome(error, retry > 0)
+    if part.own and reward_functions.tolerant:
+        return Outcome(None, retry > 0, error)
+    raise error
+
+
+def _pause(retry):
+    """Seconds before the next call, after call number `retry`, from 0."""
+    return min(FIRST_PAUSE * 2.0**retry, LONGEST_PAUSE)
 
 
 def judge_at_once(
     reward_functions: RewardFunctions, part: Part, texts: Sequence[str], examples: Sequence[Example]
-) -> list[Any]:
-    """Calls a part that is asynchronous or takes all completions; for each text a value or an exception in FAILURES.
+) -> list[Outcome]:
+    """Calls a part that is asynchronous or takes all completions; returns an Outcome for each text.
 
     examples: the example of each text.
     """
     if part.asynchronous:
-        futures = [_submit(reward_functions, part.function(*row)) for row in zip(texts, examples, strict=True)]
-        return [_wait(future) for future in futures]
-    try:
-        return part.function(list(texts), list(examples))
-    except tuple(FAILURES) as failure:
-        return [failure] * len(texts)
+        futures = [_submit(reward_functions, part, *row) for row in zip(texts, examples, strict=True)]
+        return [future.result() for future in futures]
+    outcome = call_part(reward_functions, part, list(texts), list(examples))
+    values = outcome.value if isinstance(outcome.value, Sequence) else [outcome.value] * len(texts)
+    return [outcome._replace(value=value) for value in values]
 
 
 def _is_correct(reward_functions, value):
@@ -151,16 +226,21 @@ def _add_up(reward_functions, examples, columns, started):
     texts, truncated, lengths = columns
     options, parts, correct = reward_functions.options, {}, np.full(len(texts), np.nan)
     failures = {name: np.zeros(len(texts), bool) for name in FAILURES.values()}
+    retried, errors = np.zeros(len(texts), bool), np.full(len(texts), '', object)
     functions = [reward_functions.of(example) for example in examples]
     for name, part in reward_functions.every_part.items():
         parts[name] = np.full(len(texts), np.nan)
         rows = [row for row, row_functions in enumerate(functions) if name in row_functions.parts]
         if part.batched and rows:  # a process may have no row of a step
             row_texts, row_examples = [texts[row] for row in rows], [examples[row] for row in rows]
-            values = judge_at_once(reward_functions, part, row_texts, row_examples)
+            outcomes = judge_at_once(reward_functions, part, row_texts, row_examples)
         else:
-            values = [_wait(started[row][name]) for row in rows]
-        for row, value in zip(rows, values, strict=True):
+            outcomes = [started[row][name] for row in rows]
+            outcomes = [future.result() for future in outcomes] if part.asynchronous else outcomes
+        for row, (value, again, error) in zip(rows, outcomes, strict=True):
+            retried[row] |= again
+            if error is not None:
+                errors[row] = f'{name}: {_describe(error)}'
             failed = isinstance(value, Exception)
             if failed:
                 counted_as = next(counted for failure, counted in FAILURES.items() if isinstance(value, failure))
@@ -173,17 +253,33 @@ def _add_up(reward_functions, examples, columns, started):
     stacked, truncated = np.stack(list(parts.values())), np.asarray(truncated, bool)  # [parts, B], [B]
     total = np.nansum(weights[:, None] * stacked, 0) + options.truncated_reward * truncated
     total = np.where(np.isfinite(stacked).any(0), total, np.nan)
-    return Rewards(np.array(texts, object), truncated, np.asarray(lengths), total, correct, parts, failures)
+    failures['missing'] = errors != ''
+    return Rewards(
+        np.array(texts, object), truncated, np.asarray(lengths), total, correct, parts, failures, retried, errors
+    )
 
 
-def _wait(value):
-    """The value, waited for if it is a future; an exception in FAILURES is returned and not raised."""
-    if not isinstance(value, concurrent.futures.Future):
-        return value
-    try:
-        return value.result()
-    except tuple(FAILURES) as failure:
-        return failure
+def _describe(error):
+    """The type and the text of an exception, in a line; of a RewardError what it says of the file."""
+    text = str(error.args[2]) if isinstance(error, RewardError) else f'{type(error).__name__}: {error}'
+    return escape(' '.join(text.split())[:LONGEST])
+
+
+def check_missing(options: RewardOptions, step: int, rewarded: Rewards):
+    """Warns of completions of a step that lack a part whose calls all raised exceptions.
+
+    Raises RewardsMissing when their share is above reward.most_missing.
+    """
+    missing = rewarded.failures['missing']
+    if not missing.any():
+        return
+    text = (
+        f'step {step}: {missing.sum()} of {len(missing)} completions lack a part of their reward, which raised an '
+        f'exception in each of {options.retries + 1} calls; the first is {next(filter(None, rewarded.errors))}'
+    )
+    if missing.mean() > options.most_missing:
+        raise RewardsMissing('reward.most_missing', options.most_missing, f'{text}; then the same command goes on')
+    logger.warning('%s', text)
 
 
 def shape_rewards(reward_functions: RewardFunctions, rewarded: Rewards, grouping: Grouping) -> Float[np.ndarray, 'P G']:

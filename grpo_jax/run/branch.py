@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 
-from grpo_jax import data
+from grpo_jax import algorithms, data
 from grpo_jax.collect import policies
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock, processes
@@ -38,6 +38,7 @@ def make_branch(run: Run, parent: str, learner: Learner, train: data.Dataset) ->
     if child == parent or os.path.exists(os.path.join(child, 'config.json')):
         return
     changes = steering.changes(parent, run.settings.recorded)
+    changes += tuple(steering.piece_changes(parent, algorithms.describe_pieces(run.algorithm)))
     barrier(None, run.settings.recorded, run.settings.data.origins, {}, ())
     temporary = os.path.join(child, MAKING)
     if processes.is_first():

@@ -304,11 +304,16 @@ def _set_aside_unreadable(workdir):
 
 def _find_problem(path):
     """Why a folder cannot be a checkpoint; '' if it can."""
+    log = logging.getLogger('absl')
+    level = log.level
     try:
         _read_metadata(path)  # before Orbax, which would log what it cannot read
+        log.setLevel(logging.ERROR)  # Orbax warns that a sound checkpoint has no metadata of another kind
         ocp.PyTreeCheckpointer().metadata(path)
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
         return _describe_error(error)
+    finally:
+        log.setLevel(level)
     return '' if os.path.isdir(os.path.join(path, ITEM)) else 'it holds no arrays'
 
 

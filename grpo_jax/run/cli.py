@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+import re
 import sys
 import textwrap
+import threading
+import time
 
 from absl import app, flags
 import jax
@@ -19,7 +22,9 @@ FOLDERS = ('workdir', 'branch', 'out', 'folder', 'other', 'cache', 'to')  # flag
 # jax caches programs that take at least so many seconds to compile; its default of 1 s leaves out dozens of programs
 # that the first step needs. The environment variable, if set, wins
 CACHE_FROM, CACHED_FROM = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', 0.1
+LEAVE_SECONDS = 30  # that threads have to end after the command
 LONGEST = 1000  # characters of a library's error message about the command line
+MISSING = re.compile(r'Flag (--\w+) must have a value other than None')  # absl's words for a flag that must be given
 
 
 def define_flags(workdir=True, required=True):
@@ -89,6 +94,7 @@ def run(main):
         return
 
     def guarded(_):
+        status = 1
         try:
             for name in FOLDERS:
                 if name in flags.FLAGS:
@@ -96,23 +102,40 @@ def run(main):
             place = [flags.FLAGS[name].value for name in ('coordinator', 'processes', 'process')]
             with signals.listening(), processes.session(*place, end=signals.stop_now):
                 main()
+            status = 0
         except (BadInput, CannotWrite, processes.OtherFailed) as error:
-            text = f'error: {console.one_line(str(error))}'
+            status = error.status
+            text = _error_text(error)
             if processes.has_others():  # an ordinary exit waits for the other processes, and aborts
                 signals.stop_now(text, error.status)
             _print_last(text)
             sys.exit(error.status)
         except Stopped as stop:
+            status = stop.status
             text = console.one_line(str(stop))
             if compiled.is_compiling() and not processes.has_others():  # an ordinary exit waits for the compiler
                 signals.stop_now(text, stop.status)
             _print_last(text)
             sys.exit(stop.status)
+        finally:
+            threading.Thread(target=_leave, args=[status], daemon=True).start()
 
     try:
         app.run(guarded, flags_parser=_parse)
     except KeyboardInterrupt:
         signals.stop_now('stopped by Ctrl-C', INTERRUPTED)
+
+
+def _leave(status):
+    """Ends the process with a status when the interpreter still waits for a thread, say of a reward, that hangs."""
+    threading.main_thread().join()
+    time.sleep(LEAVE_SECONDS)
+    signals.stop_now('a thread, of a reward or of a library, still runs; the command ends without it', status)
+
+
+def _error_text(error):
+    """The lines of an error: one for each thing that it refuses."""
+    return '\n'.join(f'error: {console.one_line(str(one))}' for one in getattr(error, 'refusals', [error]))
 
 
 def _print_last(text):
@@ -165,8 +188,10 @@ def _parse(argv):
                 )
         return arguments
     except BadInput as error:
-        message = str(error)
+        text = _error_text(error)
     except Exception as error:  # absl and ml_collections raise many kinds of errors
-        message = console.one_line(str(error))[:LONGEST] or type(error).__name__
-    print(f'error: {message}', file=sys.stderr)
+        missing = MISSING.findall(str(error))
+        message = f'{" and ".join(missing)} must be given' if missing else console.one_line(str(error))[:LONGEST]
+        text = f'error: {message or type(error).__name__}'
+    print(text, file=sys.stderr)
     sys.exit(2)

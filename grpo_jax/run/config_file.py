@@ -6,25 +6,31 @@ anybody, so it is checked before it is used.
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-import difflib
+import contextlib
 import importlib
 import importlib.util
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_dict
 
-from grpo_jax import PACKAGE, data, ranges, rewards
-from grpo_jax.errors import BadInput
+from grpo_jax import PACKAGE, data, ranges, rewards, user_files
+from grpo_jax.algorithms import file_numbers
+from grpo_jax.algorithms.algorithm import MODULES
+from grpo_jax.errors import NO_VALUE, BadInput, Checks
 from grpo_jax.hosts import files, json_file
 from grpo_jax.run import steering
 
 CONFIGS = os.path.join(PACKAGE, 'configs')
 OVERRIDE = re.compile(r'--?(?:no)?config\.([\w.]+)(?:=(.*))?', re.DOTALL)
+HINT = re.compile(r'Did you mean \\?"(.+?)\\?" instead of \\?"(.+?)\\?"')  # of ml_collections, about a misspelt key
+# files that are no user's
+FOREIGN = ('<', *(os.path.join(place, '') for place in (PACKAGE, *map(sysconfig.get_path, ('stdlib', 'purelib')))))
 # a value of each type
 EMPTY = {str: '', int: 0, float: 0.0, bool: False, tuple: (), Sequence: (), dict: {}, Mapping: {}}
 
@@ -48,8 +54,9 @@ class Parser(flags.ArgumentParser):
                 overrides[match[1]] = match[2]
         with config.unlocked():
             add_declared(config, overrides)
-        for key, value in overrides.items():
-            _check_key(config, key, value)
+        with Checks() as check:
+            for key, value in overrides.items():
+                check(_check_key, config, key, value)
         return config.lock()
 
     def flag_type(self) -> str:
@@ -80,17 +87,42 @@ def experiments() -> list[str]:
 
 
 def read_config(path: str, *preset: str) -> ConfigDict:
-    """The ConfigDict that get_config(*preset) of a config file returns; raises BadInput as call_function does."""
+    """The ConfigDict that get_config(*preset) of a config file returns; raises BadInput as call_function does.
+
+    A FILE.py that it names, of a data set or a reward, may also lie beside the config file.
+    """
     config = call_function(path, 'get_config', *preset)
     if not isinstance(config, ConfigDict):
-        raise BadInput(path, type(config).__name__, 'is what get_config() returns; return the config of default.py')
+        kind = type(config).__name__
+        raise BadInput(path, NO_VALUE, f'returns a value of type {kind} from get_config(); return that of default.py')
+    with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):  # Settings refuse values of wrong types
+        _look_beside(config, os.path.dirname(path))
     return config
+
+
+def _look_beside(config, folder):
+    """Puts a folder before each FILE.py of a data set or reward that lies in it, and in no place that comes before."""
+
+    def place(file):
+        beside = os.path.join(folder, file)
+        first = any(os.path.isfile(os.path.join(home, file)) for home in ('', PACKAGE))
+        return file if first or not os.path.isfile(beside) else beside
+
+    def place_reward(path):
+        file, colon, name = path.rpartition(':')
+        return f'{place(file)}{colon}{name}' if rewards.is_file(path) else path
+
+    if data.is_file(config.data.name):
+        config.data.name = place(config.data.name)
+    config.reward.step_rewards = place_reward(config.reward.step_rewards)
+    for section in (config.reward, *config.reward.by_source.values()):
+        section['parts'] = tuple((place_reward(path), weight) for path, weight in section['parts'])
 
 
 def call_function(path: str, name: str, *arguments: Any) -> Any:
     """Runs a config file and returns what its function `name` returns for the arguments.
 
-    Raises BadInput with the file's line for any error that the file raises.
+    Raises BadInput for any error, which names the innermost line of the file, or of another file of the user's.
     """
     # a config file may say `from configs import ...`, unless the user has another package of that name
     spec = importlib.util.find_spec('configs')
@@ -105,18 +137,42 @@ def call_function(path: str, name: str, *arguments: Any) -> Any:
     except BadInput:
         raise
     except Exception as error:  # a user's file may raise anything
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        line = getattr(error, 'lineno', None) or (lines[-1] if lines else 1)
-        text = ' '.join(str(error).split())
-        raise BadInput(f'{path}, line {line}', type(error).__name__, f'{text}; mend the config file') from None
+        raise BadInput(_place_of(error, path), NO_VALUE, f'{_explain(error)}; mend it') from None
+
+
+def _place_of(error, path):
+    """The file and line where a config file failed; path: of the config file, as the user gave it."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        frames.append((error.filename, error.lineno))
+    whole = os.path.abspath(path)
+    own = [(file, line) for file, line in frames if file and (file == whole or not file.startswith(FOREIGN))]
+    if not own:
+        return path
+    file, line = own[-1]
+    return f'{path if file == whole else file}, line {line}'
+
+
+def _explain(error):
+    """An exception of a config file in words. ml_collections would list all keys beside the one that is misspelt."""
+    text = ' '.join(str(error).replace('\\n', ' ').split())
+    if hint := HINT.search(text):
+        return f'names the key {hint[2]}, which is not there: did you mean {hint[1]}?'
+    return f'fails with {type(error).__name__}: {text.partition(" Other fields present:")[0]}'
 
 
 def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
-    """Adds overridden options of the chosen data set and rewards to a config, with their declared defaults.
+    """Adds overridden options of the chosen data set, rewards and pieces to a config, with their declared defaults.
 
     config: an unlocked ConfigDict; overrides: {dotted key: text} of the command line. When data.name is overridden,
     options that the new data set does not declare are dropped. Raises BadInput for a wrong reward.parts.
     """
+    section = config.algorithm
+    for key in (key for key in MODULES if overrides.get(f'algorithm.{key}')):
+        with contextlib.suppress(SyntaxError, ValueError, TypeError):  # which the flag's own parser reports
+            text = overrides[f'algorithm.{key}']
+            section[key] = ast.literal_eval(text or '') if key == 'regularizers' else text
+    section.update({number: default for number, default in file_numbers(section).items() if number not in section})
     default_name = config.data.name
     name = overrides.get('data.name') or default_name
     if name != default_name or any(key.startswith('data.options.') for key in overrides):
@@ -160,9 +216,8 @@ def _check_key(config, key, value):
         try:
             section = section[name]
         except KeyError:
-            near = difflib.get_close_matches(name, list(section.keys()), 1)
             where = '.'.join(['config', *names[:i]])
-            hint = f'did you mean {near[0]}?' if near else f'choose one of {", ".join(sorted(section.keys()))}'
+            hint = ranges.nearest(name, section.keys())
             raise BadInput(f'--config.{key}', value, f'{where} has no {name}; {hint}') from None
 
 
@@ -195,7 +250,7 @@ def code_files(config: Mapping[str, Any]) -> Iterator[str]:
         source = sources.pop()
         if not isinstance(source, dict):
             continue
-        if data.is_file(str(source.get('name'))):
+        if user_files.is_file(source.get('name')):
             yield source['name']
         options = source.get('options')
         nested = options.get('sources') if isinstance(options, dict) else None

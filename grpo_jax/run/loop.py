@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import os
+import sys
 import tempfile
 import time
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -18,7 +19,8 @@ from grpo_jax import diagnose
 from grpo_jax.collect.draw import Draw
 from grpo_jax.errors import BadInput, CannotWrite, Diagnosed, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
-from grpo_jax.rewards import Rewards
+from grpo_jax.models.hf import families
+from grpo_jax.rewards import RewardError, Rewards, RewardsMissing
 from grpo_jax.run import checkpoint, rows
 from grpo_jax.run.console import console
 from grpo_jax.run.signals import Signals
@@ -50,8 +52,8 @@ def owns_workdir(run: Callable[P, R]) -> Callable[P, R]:
         with lock.own(workdir):
             for path in (os.path.join(workdir, name) for name in KEPT):
                 if os.path.exists(path) and not os.access(path, os.W_OK):
-                    remedy = 'make it writable, or name another folder'
-                    raise BadInput('--workdir', workdir, f'{path} cannot be written to; {remedy}')
+                    remedy = f'{path} cannot be written to; make it writable, or name another folder'
+                    raise BadInput('--workdir', workdir, remedy)
             return run(*args, **kwargs)
 
     return owner
@@ -71,10 +73,13 @@ class Shell:
         return self
 
     def __exit__(self, kind, error, trace):
-        if error is not None:
+        if isinstance(error, RewardError) and (self._finished or self.newest is not None):
+            error.status = error.AGAIN
+        everywhere = isinstance(error, RewardsMissing)
+        if error is not None and not everywhere:
             processes.report_failure(error)  # first, since closing may wait for the other processes
         if isinstance(error, Exception) and not isinstance(error, (Stopped, CannotWrite, InUse)):
-            self._save_finished()
+            self._save_finished(everywhere)
         try:
             with during('waiting for the last checkpoint'), self._writing():
                 return self._stack.__exit__(kind, error, trace)
@@ -109,16 +114,16 @@ class Shell:
         subject = Subject(settings.log.tracking, settings.config.to_dict())
         writer = None
         if processes.is_first():
+            if first:
+                end = f'finished after {steps} steps; raise steps to go on'
+                console.print(f'{title}: {f"goes on after {first} of {steps} steps" if first < steps else end}')
             writer = self._stack.enter_context(Writer(self._workdir, first, steps, title, shown, subject))
         dropped = writer.dropped if writer else Dropped(self._workdir)
         trace = _Trace(profile, self._workdir, dropped, self._stack)
         optimizer = 'optimizer' if title == 'train' else 'supervised.optimizer'
-        monitors = Monitors(
-            self._workdir,
-            diagnose.Context.from_config(settings.config, optimizer=optimizer),
-            settings.diagnose.on,
-            writer,
-        )
+        limits = diagnose.Limits.of(families.context_length(run.model.folder), run.model.tokenizer)
+        context = diagnose.Context.from_config(settings.config, optimizer=optimizer, limits=limits)
+        monitors = Monitors(self._workdir, context, settings.diagnose.on, writer)
         signals = self._stack.enter_context(contextlib.ExitStack())
         listening = signals.enter_context(Signals(settings.log.hang_after))
         return Loop(
@@ -155,20 +160,19 @@ class Shell:
         """A context in which an error of the disk under the checkpoints is raised as CannotWrite."""
         return files.foreign_writing(os.path.join(self._workdir, checkpoint.FOLDER))
 
-    def _save_finished(self):
+    def _save_finished(self, everywhere):
         """Saves the state after the last finished step, unless an update has already reused the memory of its arrays.
 
-        Several processes save nothing: the error may be in one of them alone, and saving needs all.
+        everywhere: whether all processes have the error. Else several processes save nothing, since saving needs all.
         """
-        state = None if self._finished is None or processes.has_others() else self._finished.state()
+        alone = processes.has_others() and not everywhere
+        state = None if self._finished is None or alone else self._finished.state()
         if state is None or self.checkpoints.latest_step() == int(state.step):
             return
         try:
             checkpoint.save(self.checkpoints, state)
             self.checkpoints.wait_until_finished()
-            console.print(
-                f'step {int(state.step) - 1} of {self._workdir} is saved; the same command goes on from there'
-            )
+            console.print(f'{int(state.step)} steps of {self._workdir} are saved; the same command goes on from there')
         except Exception as error:
             logger.warning('what there is could not be saved: %s', error)
 
@@ -215,7 +219,7 @@ class Loop:
                 yield step
         self._shell.wait()
         if processes.exchange_stop(f'the end of {self._title}', {}, parts.signals.stopping):
-            raise Stopped(self._workdir, self._steps.stop - 1)
+            raise Stopped(self._workdir, self._steps.stop, self._steps.stop)
         parts.close_signals()  # after the last step a signal ends the process at once
 
     @contextlib.contextmanager
@@ -296,10 +300,10 @@ class Loop:
             parts.on_step(step, rows.plain_row(step, row))
         if stop:  # a signal came in this process or in another one
             self._shell.wait()
-            raise Stopped(self._workdir, step)
+            raise Stopped(self._workdir, step + 1, self._steps.stop)
         if diagnosed:
             self._shell.wait()
-            raise Diagnosed(self._workdir, step)
+            raise Diagnosed(self._workdir, step + 1, self._steps.stop)
         if skipped and (count := int(state.aux['bad_steps'])) > self._most_skipped:
             text = (
                 f'{count} updates were skipped, since loss, gradient or the new parameters were not finite: more than '
@@ -360,25 +364,32 @@ class Monitors:
     """Runs the monitors after each step; a new diagnosis is printed and recorded, and may save or stop the run.
 
     Monitors run in the first process, which tells the others whether to save or stop. A resumed run reads the rows and
-    evaluations in its files, so that it comes to the same diagnoses as an uninterrupted run.
+    evaluations in its files, so that it comes to the same diagnoses as an uninterrupted run. Where --amend changed what
+    a diagnosis named, config.diagnose.patience steps later the run says whether that helped.
     """
 
     def __init__(self, workdir: str, context: diagnose.Context, on: str, writer: Writer | None):
         """context: settings that monitors read; on: config.diagnose.on; writer: writes a diagnosis to TensorBoard."""
-        self._workdir, self._context, self._on, self._writer = workdir, context, on, writer
+        self._workdir, self._on, self._writer = workdir, on, writer
         self._asks = False  # whether a diagnosis of this step asks for the action that `on` names
         self._speaks = on != 'off' and processes.is_first()
         self._rows, self._evaluations = [], []
+        self._context = context._replace(evaluations=self._evaluations)  # a list, which grows
         for name, monitored in (('metrics', self._rows), ('evaluations', self._evaluations)):
             path = os.path.join(workdir, f'{name}.jsonl')
             if self._speaks and os.path.exists(path):
                 monitored += [_monitored_row(row, row['step']) for row in rows.read_rows(path)]
+        self._amended = diagnose.find_amended(rows.recorded_events(workdir)) if self._speaks else {}
 
     def step(self, step: int, row: Mapping[str, Any]) -> None:
         """Runs the monitors on a step's metrics. Raises CannotWrite when a diagnosis cannot be recorded."""
         if self._speaks:
             self._rows.append(_monitored_row(row, step))
             self._diagnose()
+            for monitor in self._amended.get(step + 1 - self._context.options.patience, ()):
+                text, helped = diagnose.describe_remedy(monitor, self._rows, self._context)
+                console.print(f'remedy at step {step}: {text}')
+                rows.append_event(self._workdir, step, 'remedy', monitor=monitor, text=text, helped=helped)
 
     def evaluation(self, step: int, results: Mapping[str, float], *, last: bool) -> None:
         """Adds an evaluation before step `step`; runs the monitors at once after the last one, which no row follows."""
@@ -394,8 +405,9 @@ class Monitors:
     def _diagnose(self):
         """Prints and records the new diagnoses of all rows so far."""
         self._asks = False
-        context = self._context._replace(evaluations=self._evaluations)
-        for diagnosis in diagnose.new_diagnoses(self._rows, context):
+        for diagnosis in diagnose.new_diagnoses(self._rows, self._context):
+            command = diagnose.command_with(diagnosis.remedy, self._workdir, sys.orig_argv)
+            diagnosis = diagnosis._replace(command=command)
             level = diagnose.MONITORS[diagnosis.monitor].level
             self._asks |= level == 'warning'
             console.print(f'{"diagnosis" if level == "warning" else level} at step {diagnosis.step}: {diagnosis}')

@@ -293,6 +293,7 @@ def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
     for name, values in rewarded.parts.items():
         row[f'reward/{name}'] = np.nanmean(values) if np.isfinite(values).any() else np.nan
     row |= {f'reward_{name}': failed.mean() for name, failed in rewarded.failures.items()}
+    row['reward_retried'] = np.sum(rewarded.retried) / len(lengths)
     return row | {
         'length': lengths.mean(),
         'length_p95': np.quantile(lengths, 0.95),

@@ -4,21 +4,25 @@ The parts are its data sets, sampler, learner, weights and state. Only functions
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
 import dataclasses
 import filecmp
 import glob
 import logging
+import math
 import os
+import sys
 from typing import Any, NamedTuple
 
 import jax
 
-from grpo_jax import algorithms, data, diagnose, rewards
+from grpo_jax import algorithms, data, diagnose, ranges, rewards
 from grpo_jax.algorithms import Algorithm, pieces
 from grpo_jax.algorithms.checks import SECTIONS
 from grpo_jax.collect import policies
 from grpo_jax.collect.demonstrations import SFT
-from grpo_jax.errors import BadInput
+from grpo_jax.collect.options import CollectOptions
+from grpo_jax.errors import NO_VALUE, UNMADE, BadInput, Checks
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import ExtraMetrics, Optimizers, build_optimizer, learning_rates
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner, without_frozen
@@ -26,20 +30,30 @@ from grpo_jax.models import hf, lora, transformer
 from grpo_jax.models.abstract import abstract_trained
 from grpo_jax.models.hf import families, peft
 from grpo_jax.ranges import Kind
+from grpo_jax.rewards import gold
 from grpo_jax.run import checkpoint, console, digest, rows, steering
 from grpo_jax.run.observers import abstract_probe
-from grpo_jax.run.settings import Settings
+from grpo_jax.run.settings import Settings, recorded_form
 from grpo_jax.run.steering import Steering
+from grpo_jax.run.writer import FILES
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.engine import Engine, make_sampler
 from grpo_jax.sharding import compiled, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.batches import Shapes
+from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.text import during
 from grpo_jax.types import TrainState
 
 logger = logging.getLogger('grpo_jax')
 MAKING = 'branching'  # a folder in a branch's workdir that holds the branch until it is complete
+NOWHERE = os.path.join(os.devnull, 'nowhere')  # the workdir of a Run that has none; no file can lie there
+# files and folders that a run or a branch may write before config.json, without which a folder holds no run
+WRITTEN = (
+    *(lock.FILE, MAKING, checkpoint.FOLDER, checkpoint.DAMAGED, checkpoint.COLD_START, checkpoint.BAD),
+    *('model', 'data.json', steering.ENVIRONMENT, rows.EVENTS, 'programs.json', 'teacher.json', 'profile', *FILES),
+    *('tensorboard', 'rollouts'),
+)
 
 
 class Model(NamedTuple):
@@ -62,33 +76,57 @@ class Run:
     workdir: str
 
 
+def open_training(
+    config: Any,
+    workdir: str,
+    algorithm: Algorithm | None = None,
+    functions: Mapping | None = None,
+    steered: Steering | None = None,
+    outer: Checks | None = None,
+) -> tuple[Run, data.Splits]:
+    """The Run of a training, whose rewards have been called once, and its splits. Arguments: as in open_run."""
+    with Checks(outer) as check:
+        run = open_run(config, workdir, algorithm, functions, steered, check)
+        splits = open_splits(run, steered, check)
+        tried = check(gold.try_out, run.rewards, splits.train.examples)
+    return dataclasses.replace(run, rewards=tried), splits
+
+
 def open_run(
     config: Any,
     workdir: str,
     algorithm: Algorithm | None = None,
     functions: Mapping | None = None,
     steered: Steering | None = None,
+    outer: Checks | None = None,
 ) -> Run:
     """The Run of a training in workdir, or the Run of its branch; writes nothing, compiles nothing, reads no data.
 
     algorithm: in the place of the config's; functions: reward functions by name; steered: allowed changes of the
-    config, and the branch, see train.run. Raises BadInput when anything in the config cannot work.
+    config, and the branch, see train.run; outer: Checks that raise in the place of these, and the Run may have UNMADE
+    parts then. Raises BadInput for all in the config that cannot work.
     """
     steered = steered or Steering()
-    algorithm = make_algorithm(config, algorithm)
-    if steered.branch:
-        run = _open_branch(config, workdir, functions, steered)
-    else:
-        run = open_config(config, workdir, functions=functions, steered=steered)
-    run = open_algorithm(run, algorithm)
-    settings, model = run.settings, run.model
-    if algorithm.needs_teacher:
-        columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
-        policies.check_teacher_model(settings.teacher.path, model.tokenizer, model.config.vocab_size, columns, run.mesh)
-    settings.log.tracking.check()
-    begun = checkpoint.steps(run.workdir) or (steered.branch and not _is_begun(run.workdir))
-    if settings.supervised.updates and not begun:
-        check_sizes(SFT, run.mesh, *settings.supervised_sizes(), 'supervised.batch')
+    with Checks(outer) as check:
+        whole = check(make_whole_config, config, algorithm)
+        config = config if whole is UNMADE else whole
+        open_it = _open_branch if steered.branch else open_config
+        run = open_it(config, workdir, functions=functions, steered=steered, outer=check)
+        algorithm = make_algorithm(config, algorithm, check)
+        pieces_changed = check(steering.piece_changes, run.workdir, check(algorithms.describe_pieces, algorithm))
+        check(steering.check, pieces_changed, run.workdir, steered)
+        if any(part is UNMADE for part in (algorithm, *run.settings)):
+            return run  # the rest compares them with one another
+        run = open_algorithm(run, algorithm, check)
+        settings, model = run.settings, run.model
+        if algorithm.needs_teacher:
+            columns, size = settings.data.max_prompt_tokens + settings.sampling.max_tokens, model.config.vocab_size
+            check(policies.check_teacher_model, settings.teacher.path, model.tokenizer, size, columns, run.mesh)
+        check(settings.log.tracking.check)
+        done = checkpoint.steps(run.workdir)
+        check(refuse_fewer_steps, settings.steps, max(done, default=0))
+        if settings.supervised.updates and not (done or (steered.branch and not _is_begun(run.workdir))):
+            check(check_sizes, SFT, run.mesh, *settings.supervised_sizes(), 'supervised.batch')
     return run
 
 
@@ -101,47 +139,137 @@ def open_config(
     origins: Sequence[data.Origin] = (),
     head: bool = False,
     steered: Steering | None = None,
+    outer: Checks | None = None,
 ) -> Run:
     """The Run of a config in a workdir, without an algorithm; writes nothing.
 
     folder: the model's files, in the place of config.model.path; functions: reward functions by name; origins: the data
     that a new run is to read, where the workdir records none; head: whether the model may be a reward model; steered:
-    allowed changes of the config. Raises BadInput when the config, the model's files or the workdir cannot be used.
+    allowed changes of the config; outer: as in open_run. Raises BadInput for all that is wrong with the workdir, the
+    config, the model's files, the mesh and the rewards.
     """
     console.install()
-    settings = Settings.from_config(config)
+    processes.start_devices()
+    with Checks(outer) as check:
+        check(_check_workdir, workdir)
+        changes = check(steering.changes, workdir, check(recorded_form, config))
+        check(steering.check, changes, workdir, steered)  # first: another run's folder explains what else is wrong
+        settings = Settings.from_config(config, check)
+        source, columns = settings.model, settings.data.max_prompt_tokens + settings.sampling.max_tokens
+        located = check(data.locate, settings.data, check(steering.recorded_origins, workdir) or origins)
+        model = check(_read_model, source, workdir, folder, changes, head)
+        check(check_context, columns, model.folder)
+        # a mesh is chosen for all that it cuts
+        ready = not any(part is UNMADE for part in (*settings, model)) or (
+            settings.mesh is not UNMADE and settings.mesh.get('data', 1) > 0
+        )
+        chosen = check(open_mesh, settings, model.config, workdir, head) if ready else UNMADE
+        settings = settings if chosen is UNMADE else chosen
+        mesh = check(meshes.make, chosen.mesh)
+        check(specs.params, check(lora.policy_table, model.config, source.lora), mesh)  # an axis may not divide
+        # else a checkpoint has the adapters
+        if source.lora.path and not (checkpoint.steps(workdir) or (steered and steered.branch)):
+            check(peft.check, source.lora.path, model.config, source.lora)
+        sampling = check(_add_tokens, settings.sampling, model)
+        most = sys.maxsize if sampling is UNMADE else sampling.max_tokens  # which only shaping by length reads
+        reward_functions = check(rewards.build, settings.rewards, most, functions)
+        check(_check_model_path, changes, workdir, model.folder, source.random_init, steered)
+    return Run(settings._replace(data=located, sampling=sampling), None, model, mesh, reward_functions, workdir)
+
+
+def _check_workdir(workdir):
+    """Raises BadInput for a file, and for a folder without a run in which there is what no run writes."""
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise BadInput('--workdir', workdir, 'is a file; name a folder')
-    changes = steering.changes(workdir, settings.recorded)
-    steering.check(changes, workdir, steered)
-    settings = settings._replace(data=data.locate(settings.data, steering.recorded_origins(workdir) or origins))
+    names = [] if _is_begun(workdir) or not os.path.isdir(workdir) else os.listdir(workdir)
+    if others := [name for name in names if name[0] != '.' and name.removesuffix('.writing') not in WRITTEN]:
+        raise BadInput('--workdir', workdir, f'holds no run, but other things, like {min(others)}; name a new folder')
+
+
+def _read_model(source, workdir, folder, changes, head):
+    """The Model of a ModelSource, whose weights fit where they are read. Arguments: as in open_config."""
     saved = bool(checkpoint.steps(workdir))
     # weights are read at the first start, and with adapters, which leave them frozen, at each start
-    reads_weights = folder is None and not settings.model.random_init and (settings.model.lora.rank or not saved)
+    reads_weights = folder is None and not source.random_init and (source.lora.rank or not saved)
     # the workdir's copy of the model's files is used while the run goes on with the same model
     begun, other_model = os.path.join(workdir, 'model'), any(change.key == 'model.path' for change in changes)
     if other_model or not (saved and _is_begun(workdir) and os.path.isdir(begun)):
         begun = ''
-    folder = folder or begun or hf.find(settings.model.path)
+    folder = folder or begun or hf.find(source.path)
     model = Model(families.load_config(folder), hf.load_tokenizer(folder), folder)
-    check_context(settings.data.max_prompt_tokens + settings.sampling.max_tokens, folder)
     if reads_weights:
-        hf.check_weights(hf.find(settings.model.path) if begun else folder, model.config, head)
-    mesh = meshes.make(settings.mesh)
-    specs.params(lora.policy_table(model.config, settings.model.lora), mesh)  # raises where an axis does not divide
-    if settings.model.lora.path and not (saved or (steered and steered.branch)):  # else a checkpoint has the adapters
-        peft.check(settings.model.lora.path, model.config, settings.model.lora)
-    stop_tokens = hf.stop_tokens(folder, model.tokenizer, model.config.vocab_size)
+        hf.check_weights(hf.find(source.path) if begun else folder, model.config, head)
+    return model
+
+
+def _add_tokens(sampling, model):
+    """The Sampling with the ids of a Model's tokenizer."""
+    stop_tokens = hf.stop_tokens(model.folder, model.tokenizer, model.config.vocab_size)
     pad_token = stop_tokens[0] if model.tokenizer.pad_token_id is None else model.tokenizer.pad_token_id
-    settings = settings._replace(sampling=settings.sampling.for_tokenizer(model.tokenizer, stop_tokens, pad_token))
-    reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens, functions)
-    _check_model_path(changes, workdir, folder, settings.model.random_init, steered)
-    return Run(settings, None, model, mesh, reward_functions, workdir)
+    return sampling.for_tokenizer(model.tokenizer, stop_tokens, pad_token)
 
 
 def _is_begun(workdir):
     """Whether a workdir holds a run: config.json is written last."""
     return os.path.isfile(os.path.join(workdir, 'config.json'))
+
+
+def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir: str, head: bool = False) -> Settings:
+    """The Settings with the run's mesh, which is chosen where mesh.data is 0; prints it, and which devices are idle.
+
+    A run goes on with the mesh in its config.json while there are as many devices, unless config.mesh has an axis above
+    1. Where no mesh over all devices divides the batch, one process takes as many devices as it can. head: as in
+    open_config.
+    """
+    section, devices = settings.mesh, meshes.devices_here()
+    sizes, count = meshes.sizes_of(section), len(devices)
+    used = math.prod(sizes.values())
+    if section.get('data', 1):
+        if used < count:
+            logger.warning('mesh: %d of %d devices; with mesh.data=0 the others are not idle', used, count)
+        return settings
+    dealt = settings.dealt(labels=head)
+    fits = make_mesh_check(model_config, settings.model.lora, settings.teacher.path, dealt)
+    recorded, how = steering.recorded_mesh(workdir), 'chosen'
+    if used == 1 and recorded and math.prod(recorded.values()) == count and fits(recorded):
+        sizes, how = recorded, f'as recorded in {workdir}'
+    else:
+        counts = range(count, 0, -1) if jax.process_count() == 1 else [count]
+        if devices[0].platform == 'tpu':  # the first n devices are a block of the slice where n divides the count
+            counts = [n for n in counts if count % n == 0]
+        sizes = meshes.choose(section, model_config, counts, meshes.count_slices(devices), fits)
+    if idle := count - math.prod(sizes.values()):
+        # what the first mesh over all devices lacks
+        whole = next(iter(meshes.list_meshes(section, model_config, count)), sizes)
+        shards = math.prod(whole[axis] for axis in ROW_AXES)
+        wrong = ' and '.join(f'{name} = {number}' for name, number in dealt.items() if number % shards)
+        how += f'; {idle} are idle' + (f': make {wrong} a multiple of {shards} to use them' if wrong else '')
+    if count > 1 and processes.speaks():
+        axes = ' x '.join(f'{axis} {size}' for axis, size in sizes.items() if size > 1)
+        console.console.print(f'mesh: {axes or "one"} of {count} devices, {how}')
+    return settings.with_mesh(sizes)
+
+
+def make_mesh_check(
+    model_config: transformer.ModelConfig, adapters: lora.LoraOptions, teacher: str, dealt: Mapping[str, int]
+) -> Callable[[Mapping[str, int]], bool]:
+    """Returns fits({axis: size}): whether a mesh divides the matrices of policy and teacher, and each count of `dealt`.
+
+    teacher: its folder; a teacher that is not here counts as none.
+    """
+    tables = [lora.policy_table(model_config, adapters)]
+    if os.path.isdir(teacher):
+        tables.append(transformer.param_table(families.load_config(teacher)))
+
+    def fits(sizes):
+        shards = math.prod(sizes[axis] for axis in ROW_AXES)
+        with contextlib.suppress(BadInput):  # an axis does not divide a matrix
+            for table in tables:
+                specs.params(table, jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes)))
+            return all(count % shards == 0 for count in dealt.values())
+        return False
+
+    return fits
 
 
 def check_context(columns: int, folder: str) -> None:
@@ -181,7 +309,7 @@ def _are_equal(old, new, names):
     return all(filecmp.cmp(os.path.join(old, name), os.path.join(new, name), shallow=False) for name in names)
 
 
-def _open_branch(config, workdir, functions, steered):
+def _open_branch(config, workdir, functions, steered, outer):
     """The Run of the branch that `steered` names, whether it exists already or is new; workdir: its parent.
 
     Raises BadInput when the branch's folder holds anything else than a branch of workdir, the parent has no checkpoint,
@@ -195,7 +323,7 @@ def _open_branch(config, workdir, functions, steered):
         parents = [row['parent'] for row in rows.recorded_events(branch) if row['event'] == 'branched']
         if os.path.abspath(workdir) not in parents:
             raise BadInput('--branch', branch, f'holds a run that was not begun from {workdir}; name a new folder')
-        return open_config(config, branch, functions=functions, steered=steered)
+        return open_config(config, branch, functions=functions, steered=steered, outer=outer)
     names = {*os.listdir(branch)} if os.path.isdir(branch) else {''} if os.path.lexists(branch) else set()
     if MAKING not in names and names - {lock.FILE}:
         raise BadInput('--branch', branch, 'is there and holds no run; name a new folder')
@@ -203,29 +331,38 @@ def _open_branch(config, workdir, functions, steered):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json); name one for --branch to begin from')
     if not checkpoint.steps(workdir):
         raise BadInput('--workdir', workdir, 'holds no finished checkpoint; train this run first, or name another')
-    changes = steering.changes(workdir, Settings.from_config(config).recorded)
+    changes = steering.changes(workdir, recorded_form(config))
     inherited = [change for change in changes if change.kind == Kind.INHERITED]
     if inherited:
         steering.refuse(inherited, workdir, steered)
     other_model = any(change.key == 'model.path' for change in changes)
     folder = hf.find(config.model.path) if other_model else os.path.join(workdir, 'model')
-    run = open_config(
-        config, branch, folder=folder, functions=functions, origins=steering.recorded_origins(workdir), steered=steered
-    )
-    source = run.settings.model
-    trained = abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
-    checkpoint.check_params(checkpoint.find_newest(workdir), trained, '--branch', branch)
+    origins = steering.recorded_origins(workdir)
+    with Checks(outer) as check:
+        run = open_config(
+            config, branch, folder=folder, functions=functions, origins=origins, steered=steered, outer=check
+        )
+        source = run.settings.model
+        trained = check(abstract_trained, run.model.config, source.lora, source.dtype, run.mesh)
+        check(checkpoint.check_params, check(checkpoint.find_newest, workdir), trained, '--branch', branch)
     return run
 
 
-def make_algorithm(config: Any, algorithm: Algorithm | None = None) -> Algorithm:
+def make_algorithm(config: Any, algorithm: Algorithm | None = None, outer: Checks | None = None) -> Algorithm:
     """The Algorithm of a run: `algorithm`, or without it the Algorithm that the config describes.
 
-    Raises BadInput when the config cannot work, or config.collection contradicts `algorithm`.
+    outer: as in open_run. Raises BadInput when the config cannot work, or config.collection contradicts `algorithm`.
     """
-    Settings.from_config(config)
-    algorithm = algorithm or algorithms.make(config.algorithm, config.collection)
-    collected = {name: config.collection[name] for name in SECTIONS}
+    with Checks(outer) as check:
+        section = Settings.from_config(config, check).algorithm
+        collection = check(ranges.checked, CollectOptions, config.get('collection'), 'collection')
+        algorithm = algorithm or check(algorithms.make, section, collection)
+        return check(_add_collection, algorithm, collection)
+
+
+def _add_collection(algorithm, collection):
+    """The Algorithm with the choices of config.collection; raises BadInput where they contradict."""
+    collected = {name: collection[name] for name in SECTIONS}
     for name, value in collected.items():
         given = getattr(algorithm, name)
         if given not in (value, Algorithm._field_defaults[name]):
@@ -233,49 +370,61 @@ def make_algorithm(config: Any, algorithm: Algorithm | None = None) -> Algorithm
     return algorithm._replace(**collected)
 
 
-def open_algorithm(run: Run, algorithm: Algorithm) -> Run:
-    """The Run with an algorithm. Raises BadInput where they do not fit, and warns of doubtful settings."""
-    settings, learning = run.settings, run.settings.learning
-    section, shapes = settings.algorithm, settings.step_shapes(algorithm)
-    if 'step_rewards' in algorithm.advantage_reads and not run.rewards.steps:
-        raise BadInput(
-            'reward.step_rewards',
-            '',
-            f'advantage {section.advantage} needs rewards of steps; name a reward that has steps, like calculator',
-        )
-    _check_rewards(settings.rewards, algorithm)
-    if section.critic_warmup and not algorithm.needs_values:
-        raise BadInput(
-            'algorithm.critic_warmup', section.critic_warmup, f'advantage {section.advantage} has no critic; use 0'
-        )
-    check_sizes(algorithm, run.mesh, shapes, learning)
-    policies.check_decoded(learning, settings.sampling, settings.collection, algorithm)
-    _check_allocation(settings.collection.allocation, learning.minibatches, section.weights, algorithm)
-    for warning in algorithms.check_run(
-        algorithm, group_size=shapes.group_size, prompts=shapes.prompts, updates=learning.updates
-    ):
-        logger.warning(warning)
-    for line in diagnose.advise(settings.config, run.model.config):
-        logger.warning(line)
+def make_whole_config(config: Any, algorithm: Algorithm | None = None) -> Any:
+    """A copy of a config with all numbers of its pieces, or with the section algorithm of a given Algorithm."""
+    config = config.copy_and_resolve_references()
+    if 'algorithm' not in config:  # which the settings refuse
+        return config
+    section = algorithms.to_section(algorithm) if algorithm else algorithms.file_numbers(config.algorithm)
+    with config.unlocked(), config.ignore_type():
+        config.algorithm.update({key: x for key, x in section.items() if algorithm or key not in config.algorithm})
+    return config
+
+
+def open_changes(config: Any, workdir: str, algorithm: Algorithm | None = None) -> list[steering.Change]:
+    """The Changes that a start in workdir would make to the run there; algorithm: as given to open_run."""
+    config = make_whole_config(config, algorithm)
+    described = algorithms.describe_pieces(make_algorithm(config, algorithm))
+    changes = steering.changes(workdir, Settings.from_config(config).recorded)
+    return [*changes, *steering.piece_changes(workdir, described)]
+
+
+def open_algorithm(run: Run, algorithm: Algorithm, outer: Checks | None = None) -> Run:
+    """The Run with an algorithm. Raises BadInput for all that does not fit, and warns of doubtful settings.
+
+    outer: as in open_run.
+    """
+    settings, learning, model = run.settings, run.settings.learning, run.model
+    section, shapes, lora_rank = settings.algorithm, settings.step_shapes(algorithm), settings.model.lora.rank
+    kept = algorithm.keeps_reference or settings.log.kl_every > 0
+    with Checks(outer) as check:
+        check(_check_rewards, settings.rewards, run.rewards, algorithm)
+        if section.critic_warmup and not algorithm.needs_values:
+            remedy = f'advantage {section.advantage} has no critic; use 0'
+            check.keep(BadInput('algorithm.critic_warmup', section.critic_warmup, remedy))
+        check(check_sizes, algorithm, run.mesh, shapes, learning)
+        check(policies.check_decoded, learning, settings.sampling, settings.collection, algorithm)
+        check(_check_allocation, settings.collection.allocation, learning.minibatches, section.weights, algorithm)
+        sizes = {'group_size': shapes.group_size, 'prompts': shapes.prompts, 'updates': learning.updates}
+        for warning in check(algorithms.check_run, algorithm, **sizes):
+            logger.warning(warning)
+        for line in check(diagnose.advise, settings.config, model.config):
+            logger.warning(line)
+        if lora_rank and algorithm.needs_values:
+            remedy = 'a critic would be a second model, trained as a whole; use 0, or another preset'
+            check.keep(BadInput('model.lora.rank', lora_rank, remedy))
+        if lora_rank and settings.collection.reference == 'polyak':
+            remedy = 'the mean of two adapters is not that of their weights; use hard or frozen'
+            check.keep(BadInput('collection.reference', 'polyak', remedy))
+        source, path = settings.model, settings.reference.path
+        check(policies.check_reference, path, kept, run.workdir, source, model.config, run.mesh)
+        check(policies.check_teacher, settings.teacher, algorithm, model.config.vocab_size)
     if section.weights == 'fixed_length' and section.fixed_length != settings.sampling.max_tokens:
         logger.warning(
             'algorithm.fixed_length = %d is not rollout.max_tokens = %d, by which Dr. GRPO divides',
             section.fixed_length,
             settings.sampling.max_tokens,
         )
-    if (rank := settings.model.lora.rank) and algorithm.needs_values:
-        raise BadInput(
-            'model.lora.rank', rank, 'a critic would be a second model, trained as a whole; use 0, or another preset'
-        )
-    if rank and settings.collection.reference == 'polyak':
-        raise BadInput(
-            'collection.reference',
-            'polyak',
-            'the mean of two adapters is not that of their weights; use hard or frozen',
-        )
-    kept = algorithm.keeps_reference or settings.log.kl_every > 0
-    policies.check_reference(settings.reference.path, kept, run.workdir, settings.model, run.model.config, run.mesh)
-    policies.check_teacher(settings.teacher, algorithm, run.model.config.vocab_size)
     if 'reference' in learning.offload and not kept:
         logger.warning('learner.offload names the reference, and this algorithm keeps none')
     return dataclasses.replace(run, algorithm=algorithm)
@@ -301,16 +450,22 @@ def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm
         )
 
 
-def _check_rewards(options: rewards.RewardOptions, algorithm: Algorithm):
-    """Raises BadInput if nothing says what is correct though the algorithm reads it, or if options shape a total reward
-    that the algorithm does not read.
+def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunctions, algorithm: Algorithm):
+    """Raises BadInput if no verifier or no rewards of steps are there though the algorithm reads what they say, or if
+    options shape a total reward that the algorithm does not read.
     """
-    reads = algorithm.advantage_reads
+    reads, name = algorithm.advantage_reads, pieces.name_of(algorithm.advantage)
+    if 'step_rewards' in reads and not functions.steps:
+        raise BadInput(
+            'reward.step_rewards',
+            NO_VALUE,
+            f'is empty, and advantage {name} needs rewards of steps; name a reward that has them, like calculator',
+        )
     if 'correct' in reads | algorithm.reads and not (options.verifies_all or algorithm.source == 'pairs'):
         raise BadInput(
             'reward.verifier',
-            '',
-            'nothing says which completions are correct, and the algorithm reads that; name a part of the reward here, '
+            NO_VALUE,
+            'is empty, and the algorithm reads which completions are correct; name a part of the reward here, '
             'and set reward.correct_at to its least value of a correct completion',
         )
     reads_total = bool({'rewards', 'token_rewards'} & reads) or options.steps_with_outcome
@@ -329,24 +484,31 @@ def _check_rewards(options: rewards.RewardOptions, algorithm: Algorithm):
 def open_split(run: Run, split: str) -> data.Dataset:
     """The tokenized Dataset of a split, 'train' or 'test'."""
     options = run.settings.data
+    # where the rewards were refused, nobody knows which rows need an answer
+    needs_answer = (lambda example: False) if run.rewards is UNMADE else run.rewards.needs_answer
     with during(f'reading the {split} split of {options.name}'):
-        return data.load(options, split, run.model.tokenizer, run.rewards.needs_answer)
+        return data.load(options, split, run.model.tokenizer, needs_answer)
 
 
 def open_train_split(run: Run, steered: Steering | None = None) -> data.Dataset:
     """The Dataset of the train split; raises BadInput when a changed path leads to other data than the run's."""
     dataset = open_split(run, 'train')
     changes = steering.changes(run.workdir, run.settings.recorded)
-    changed = [change for change in changes if change.kind == Kind.PATH and change.key != 'model.path']
+    changed = [change for change in changes if change.kind == Kind.PATH and change.key.startswith('data.')]
     if changed and not steering.are_same_data(run.settings.data.origins, dataset, run.workdir):
         steering.refuse(changed, run.workdir, steered)
     return dataset
 
 
-def open_splits(run: Run, steered: Steering | None = None) -> data.Splits:
-    """The train and test splits; raises BadInput as open_train_split, and when they share most test prompts."""
-    splits = data.Splits(open_train_split(run, steered), open_split(run, 'test'))
-    data.check_shared(splits.train, splits.test)
+def open_splits(run: Run, steered: Steering | None = None, outer: Checks | None = None) -> data.Splits:
+    """The train and test splits; raises BadInput as open_train_split, and when they share most test prompts.
+
+    outer: as in open_run; the splits are UNMADE where the Run's data or tokenizer are.
+    """
+    with Checks(outer) as check:
+        readable = UNMADE if UNMADE in (run.settings.data, run.model) else run
+        splits = data.Splits(check(open_train_split, readable, steered), check(open_split, readable, 'test'))
+        check(data.check_shared, splits.train, splits.test)
     return splits
 
 
@@ -501,7 +663,7 @@ def _flatten(tree, prefix):
 
 
 def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = '') -> None:
-    """Records a Run in its workdir: environment, the model's config and tokenizer, data.json, amendments, config.json.
+    """Records a Run in its workdir: environment, model's config and tokenizer, data, pieces, amendments, config.json.
 
     train: the split whose digest is recorded; step: from which the run goes on, for the events of amendments; folder:
     in the place of the workdir. Call it after all checks, so that a refused config changes nothing. config.json is
@@ -516,4 +678,6 @@ def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = 
             hf.copy_files(run.model.folder, os.path.join(workdir, 'model'))
     steering.record_origins(workdir, steering.add_digests(settings.data.origins, train, workdir))
     steering.record(workdir, step or 0, steering.changes(workdir, settings.recorded))
+    if run.algorithm is not None:
+        json_file.write(os.path.join(workdir, steering.PIECES), algorithms.describe_pieces(run.algorithm))
     json_file.write(os.path.join(workdir, 'config.json'), settings.recorded)

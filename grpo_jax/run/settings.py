@@ -1,14 +1,17 @@
 """A config as typed values. Each package reads its own section; sections that belong to no package are read here."""
 
+from collections.abc import Mapping
 import json
 from typing import Annotated, Any, NamedTuple
+
+from ml_collections import ConfigDict
 
 from grpo_jax import ranges
 from grpo_jax.algorithms import Algorithm, default_numbers
 from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
 from grpo_jax.data import DataOptions
 from grpo_jax.diagnose import DiagnoseOptions
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput, Checks
 from grpo_jax.learner import Learning, Optimization
 from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, Natural, OneOf, Range
@@ -140,7 +143,8 @@ class Keys(NamedTuple):
     learner: Learning = Learning()
     optimizer: Amendable[Optimization] = Optimization()
     critic_optimizer: Amendable[Optimization] = Optimization(learning_rate=1e-5)  # of algorithms with a critic
-    supervised: Supervised = Supervised()  # cold start on the data set's demonstrations
+    # cold start on the data set's demonstrations; a branch begins behind its parent's
+    supervised: Annotated[Supervised, Kind.INHERITED] = Supervised()
     # trained by grpo_jax.reward_model, with the numbers of supervised
     reward_model: RewardModelOptions = RewardModelOptions()
     evaluation: Free[Evaluation] = Evaluation()
@@ -155,6 +159,48 @@ def default_config() -> dict[str, Any]:
     """A config as nested dicts, with all keys and their defaults."""
     sections = ranges.to_section(Keys())
     return sections | {'algorithm': default_numbers() | sections['algorithm']}
+
+
+class _AnySection(type):
+    """The type of Options, in whose place any ConfigDict may be set."""
+
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, ConfigDict)
+
+
+class Options(ConfigDict, metaclass=_AnySection):
+    """A section whose keys its reader declares: a key is made where it is set, and judged when the config is read."""
+
+    def lock(self):
+        """Does nothing: keys can always be made."""
+        return self
+
+
+class RewardSections(Options):
+    """config.reward.options: the section of a reward is made where it is named, as in options.brevity.scale = 0.05."""
+
+    def __getattr__(self, name):
+        if not name.startswith('_') and name not in self:
+            self[name] = Options()
+        return super().__getattr__(name)
+
+    def update_from_flattened_dict(self, flattened_dict, strip_prefix=''):
+        """As ConfigDict's, which requires that sections are there."""
+        for key in flattened_dict:
+            if key.startswith(strip_prefix):
+                getattr(self, key.removeprefix(strip_prefix).partition('.')[0])
+        super().update_from_flattened_dict(flattened_dict, strip_prefix)
+
+
+def lock(config: Any) -> Any:
+    """The config, in which a new key is an error where it is set, unless others declare it.
+
+    They are options of data sets and rewards, and numbers of an algorithm's pieces in files.
+    """
+    config.algorithm = Options(config.algorithm)
+    config.data.options = Options(config.data.options)
+    config.reward.options = RewardSections(config.reward.options)
+    return config.lock()
 
 
 def kind_of(key: str) -> Kind:
@@ -173,6 +219,14 @@ def kind_of(key: str) -> Kind:
         if names[:number] == ['reward', 'options']:
             declared = declared_options(name) or {}
     return kind
+
+
+def recorded_form(config: Any) -> dict[str, Any]:
+    """A config as config.json has it: lists in the place of tuples. Raises BadInput for a number that is too long."""
+    try:
+        return json.loads(json.dumps(config.to_dict(), default=str))
+    except ValueError as error:
+        raise BadInput('config', NO_VALUE, f'cannot be written: {error}; shorten the number') from None
 
 
 class Settings(NamedTuple):
@@ -198,13 +252,13 @@ class Settings(NamedTuple):
     checkpoint: CheckpointOptions
     log: LogOptions
     diagnose: DiagnoseOptions
-    mesh: Any  # config.mesh: devices along each axis
+    mesh: Any  # config.mesh: devices along each axis; an opened Run's has no 0
     config: Any  # the ConfigDict, to be recorded
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The config as a dict read from config.json would be: lists in the place of tuples."""
-        return json.loads(json.dumps(self.config.to_dict()))
+        """The config as config.json has it."""
+        return recorded_form(self.config)
 
     def shapes(self, prompts: int, group_size: int) -> Shapes:
         """The Shapes of `prompts` prompts with `group_size` completions each."""
@@ -223,6 +277,25 @@ class Settings(NamedTuple):
             size = self.collection.allocation_unit
         return self.shapes(self.data.prompts_per_step * self.group_size // size, size)
 
+    def dealt(self, labels: bool = False) -> dict[str, int]:
+        """{name: count} of the prompts and rows that are dealt to devices, whose number each must divide.
+
+        labels: whether a reward model is trained on labels, and no policy.
+        """
+        batch, learning = self.supervised.batch, self.learning
+        if labels:
+            return {'supervised.batch / learner.microbatches': batch // learning.microbatches}
+        rows = self.data.prompts_per_step * self.group_size // (learning.minibatches * learning.microbatches)
+        counts = {'data.prompts_per_step': self.data.prompts_per_step, 'rows of a microbatch': rows}
+        return counts | ({'supervised.batch': batch} if self.supervised.updates else {})
+
+    def with_mesh(self, sizes: Mapping[str, int]) -> 'Settings':
+        """The Settings with these sizes of the mesh's axes, also in the config that is recorded."""
+        config = self.config.copy_and_resolve_references()
+        with config.unlocked():
+            config.mesh.update(sizes)
+        return self._replace(mesh=config.mesh, config=config)
+
     def supervised_sizes(self) -> tuple[Shapes, Learning]:
         """(Shapes, Learning) of a supervised update, on demonstrations."""
         plain = dict(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
@@ -234,59 +307,89 @@ class Settings(NamedTuple):
         return self.shapes(self.supervised.batch, 1), learning
 
     @classmethod
-    def from_config(cls, config):
-        """Settings of a config. Raises BadInput for values that cannot work with any model."""
+    def from_config(cls, config, outer: Checks | None = None):
+        """Settings of a config. Raises BadInput for all values that cannot work with any model.
+
+        outer: Checks that raise in the place of these; sections that were refused are UNMADE then.
+        """
         ranges.check_finite(config)
-        ranges.read_section(Keys, config, '')
-        meshes.check(config.mesh)
-        algorithm, model = config.algorithm, ModelSource.from_config(config.model)
-        reward_options = RewardOptions.from_config(config.reward)
-        critic = ranges.take(algorithm, ['value_clip', 'critic_warmup'], 'algorithm')
-        ranges.check(Algorithm, critic, 'algorithm')
-        ranges.take(algorithm, ['correction', 'ratio_base'], 'algorithm')
-        corrected = algorithm.correction != 'none' or algorithm.ratio_base == 'sampler'
-        settings = cls(
-            seed=config.seed,
-            steps=config.steps,
-            model=model,
-            data=DataOptions.from_config(config.data),
-            sampling=Sampling.from_config(config.rollout, dtype=model.dtype, corrected=corrected, lora=model.lora),
-            group_size=config.rollout.group_size,
-            rewards=reward_options,
-            collection=CollectOptions.from_config(
-                config.collection,
-                group_size=config.rollout.group_size,
-                corrected=corrected,
-                reward_options=reward_options,
-            ),
-            reference=ranges.read_options(ReferenceSource, config.reference, 'reference'),
-            teacher=ranges.read_options(TeacherSource, config.teacher, 'teacher'),
-            algorithm=algorithm,
-            learning=Learning.from_config(
-                config.learner, dtype=model.dtype, lora=model.lora, temperature=config.rollout.temperature, **critic
-            ),
-            optimizer=Optimization.from_config(config.optimizer),
-            critic_optimizer=Optimization.from_config(config.critic_optimizer, 'critic_optimizer'),
-            supervised=Supervised.from_config(config.supervised),
-            reward_model=ranges.read_options(RewardModelOptions, config.reward_model, 'reward_model'),
-            evaluation=ranges.read_options(Evaluation, config.evaluation, 'evaluation'),
-            checkpoint=ranges.read_options(CheckpointOptions, config.checkpoint, 'checkpoint'),
-            log=LogOptions.from_config(config.log),
-            diagnose=DiagnoseOptions.from_config(config.diagnose),
-            mesh=config.mesh,
-            config=config,
-        )
-        _check_size(settings)
+        keys = ranges.keys_of(Keys)
+        with Checks(outer) as check:
+            for name in config:
+                check(ranges.check_declared, name, config[name], keys)
+            section = {name: check(_read_key, config, name, key.annotation) for name, key in keys.items()}
+            algorithm, model = section['algorithm'], check(ModelSource.from_config, section['model'])
+            reward_options = check(RewardOptions.from_config, section['reward'])
+            corrected, group_size = check(_is_corrected, algorithm), section['rollout'].group_size
+            sampling = check(
+                Sampling.from_config, section['rollout'], dtype=model.dtype, corrected=corrected, lora=model.lora
+            )
+            settings = cls(
+                seed=section['seed'],
+                steps=section['steps'],
+                model=model,
+                data=check(DataOptions.from_config, section['data']),
+                sampling=sampling,
+                group_size=group_size,
+                rewards=reward_options,
+                collection=check(
+                    CollectOptions.from_config,
+                    section['collection'],
+                    group_size=group_size,
+                    corrected=corrected,
+                    reward_options=reward_options,
+                ),
+                reference=check(ranges.read_options, ReferenceSource, section['reference'], 'reference'),
+                teacher=check(ranges.read_options, TeacherSource, section['teacher'], 'teacher'),
+                algorithm=algorithm,
+                learning=check(
+                    Learning.from_config,
+                    section['learner'],
+                    dtype=model.dtype,
+                    lora=model.lora,
+                    temperature=sampling.temperature,
+                    value_clip=algorithm.value_clip,
+                    critic_warmup=algorithm.critic_warmup,
+                ),
+                optimizer=check(Optimization.from_config, section['optimizer']),
+                critic_optimizer=check(Optimization.from_config, section['critic_optimizer'], 'critic_optimizer'),
+                supervised=check(Supervised.from_config, section['supervised']),
+                reward_model=check(ranges.read_options, RewardModelOptions, section['reward_model'], 'reward_model'),
+                evaluation=check(ranges.read_options, Evaluation, section['evaluation'], 'evaluation'),
+                checkpoint=check(ranges.read_options, CheckpointOptions, section['checkpoint'], 'checkpoint'),
+                log=check(LogOptions.from_config, section['log']),
+                diagnose=check(DiagnoseOptions.from_config, section['diagnose']),
+                mesh=section['mesh'],
+                config=config,
+            )
+            check(_check_size, settings.data, sampling, group_size, settings.evaluation, settings.supervised)
         return settings
 
 
-def _check_size(settings):
+def _read_key(config, name, annotation):
+    """A config's value of a key of Keys; BadInput for what is wrong in it, see ranges.checked."""
+    (value,) = ranges.take(config, [name]).values()
+    if name == 'mesh':
+        meshes.check(value)  # an axis may be absent
+    elif options := ranges.type_of(annotation):
+        ranges.checked(options, value, name, others=name == 'algorithm')  # which also has the numbers of all pieces
+    else:
+        ranges.check_value(name, value, annotation)
+    return value
+
+
+def _is_corrected(algorithm):
+    """Whether the algorithm of a config accounts for completions of other policies."""
+    return algorithm.correction != 'none' or algorithm.ratio_base == 'sampler'
+
+
+def _check_size(data, sampling, group_size, evaluation, supervised):
     """Raises BadInput when a batch has MOST_CELLS tokens or more."""
-    columns = settings.data.max_prompt_tokens + settings.sampling.max_tokens
+    columns = data.max_prompt_tokens + sampling.max_tokens
     rows = {
-        'data.prompts_per_step x rollout.group_size': settings.data.prompts_per_step * settings.group_size,
-        'evaluation.samples + 1': settings.evaluation.samples + 1,
-        'supervised.batch': settings.supervised.batch,
+        'data.prompts_per_step x rollout.group_size': data.prompts_per_step * group_size,
+        'evaluation.samples + 1': evaluation.samples + 1,
+        'supervised.batch': supervised.batch,
     }
     for name, count in rows.items():
         if count * columns >= MOST_CELLS:

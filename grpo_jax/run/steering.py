@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from grpo_jax import PACKAGE, __version__, data
+from grpo_jax import PACKAGE, __version__, data, user_files
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.ranges import Kind
@@ -28,9 +28,11 @@ from grpo_jax.sharding import compiled
 
 logger = logging.getLogger('grpo_jax')
 
-ENVIRONMENT = 'environment.json'  # in the workdir
+ENVIRONMENT, PIECES = 'environment.json', 'pieces.json'  # in the workdir
 # packages whose versions are recorded
 PACKAGES = ('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'orbax-checkpoint', 'transformers', 'numpy')
+MACHINE = ('code', 'python', 'packages', 'devices')  # parts of an environment on which programs depend
+MOST_NAMED = 5  # changed keys that a refusal names
 
 
 class Steering(NamedTuple):
@@ -49,8 +51,13 @@ class Change(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """The Kind of the change, never PARTS: new weights of the same rewards are AMENDABLE, other rewards FIXED."""
+        """The Kind of the change, never PARTS: new weights of the same rewards are AMENDABLE, other rewards FIXED.
+
+        Another file with a piece is PATH: `piece_changes` compares its content.
+        """
         kind = kind_of(self.key)
+        if self.key.startswith('algorithm.') and user_files.is_file(self.old) and user_files.is_file(self.new):
+            return Kind.PATH
         if kind == Kind.PARTS:
             return Kind.AMENDABLE if _reward_names(self.old) == _reward_names(self.new) else Kind.FIXED
         return kind
@@ -72,9 +79,48 @@ def value_of(tree: Any, key: str) -> Any:
 
 
 def changes(workdir: str | os.PathLike, recorded: Mapping[str, Any]) -> tuple[Change, ...]:
-    """The Changes from a workdir's config.json to the config `recorded`, a dict as JSON has it; () without the file."""
+    """The Changes from a workdir's config.json to the config `recorded`, a dict as JSON has it; () without the file.
+
+    A mesh that `recorded` leaves open (data 0) is no change: config.json has the one that was chosen.
+    """
     path = os.path.join(workdir, 'config.json')
-    return tuple(differences(json_file.read_object(path), recorded)) if os.path.exists(path) else ()
+    if not os.path.exists(path):
+        return ()
+    changed = differences(json_file.read_object(path), recorded)
+    left_open = value_of(recorded, 'mesh.data') == 0
+    return tuple(change for change in changed if not (left_open and change.key.startswith('mesh.')))
+
+
+def recorded_mesh(workdir: str | os.PathLike) -> dict[str, int] | None:
+    """{axis: size} of the mesh in a workdir's config.json; None without the file, and without a mesh in it."""
+    path = os.path.join(workdir, 'config.json')
+    return value_of(json_file.read_object(path), 'mesh') if os.path.exists(path) else None
+
+
+def piece_changes(workdir: str | os.PathLike, pieces: Mapping[str, Any]) -> list[Change]:
+    """The Changes from a workdir's pieces.json to the pieces of the algorithm that is to run; [] without the file.
+
+    pieces: see algorithms.describe_pieces. A piece of another source is a Change, a file that was moved is none.
+    """
+    return list(differences(recorded_pieces(workdir), pieces_in_words(pieces))) if recorded_pieces(workdir) else []
+
+
+def recorded_pieces(workdir: str | os.PathLike) -> dict[str, str]:
+    """The pieces in workdir/pieces.json, as pieces_in_words has them; {} without the file."""
+    path = os.path.join(workdir, PIECES)
+    try:
+        return pieces_in_words(json_file.read_object(path)) if os.path.exists(path) else {}
+    except (TypeError, AttributeError):
+        raise BadInput('pieces of the run', path, 'is no list of them; bring it back from a copy') from None
+
+
+def pieces_in_words(pieces: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[str, str]:
+    """{config key: the names of its pieces}, a user's with its file or module and its digest's first 12 digits."""
+
+    def in_words(name, file='', module='', sha256='', **_):
+        return f'{name} of {os.path.basename(file) or module}, sha256 {sha256[:12]}' if sha256 else name
+
+    return {f'algorithm.{key}': ' and '.join(in_words(**piece) for piece in own) for key, own in pieces.items()}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '') -> Iterable[Change]:
@@ -101,23 +147,27 @@ def check(changed: Sequence[Change], workdir: str, steering: Steering | None) ->
 
 
 def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -> None:
-    """Raises BadInput that names all the changes and what the user can do. workdir, steering: as in `check`."""
-    (key, old, new), *others = changed
-    was = f'was {old!r} in {workdir}'
-    was += ''.join(f', {change.key} = {change.new!r} was {change.old!r}' for change in others)
+    """Raises BadInput that names the changes and what the user can do. workdir, steering: as in `check`.
+
+    With a change that a run cannot go on with, the workdir holds another run.
+    """
     fixed = [change.key for change in changed if change.kind not in (Kind.FREE, Kind.AMENDABLE)]
-    branch = "--branch=DIR to begin a new run from this one's newest checkpoint"
     inherited = [change.key for change in changed if change.kind == Kind.INHERITED]
+    named = sorted(changed, key=lambda change: change.key not in (inherited or fixed))[:MOST_NAMED]
+    was = ', '.join(f'{change.key} is {change.old!r} and not {change.new!r}' for change in named)
+    was += f' and {len(changed) - len(named)} more keys differ' * (len(changed) > len(named))
+    branch = "--branch=DIR to begin a new run from this one's newest checkpoint"
     if inherited:
-        keys = ' and '.join(inherited)
-        remedy = f'a run and its branches keep their adapters, and so {keys}; use the old value, or another --workdir'
+        keys = ' and '.join(inherited[:MOST_NAMED])
+        remedy = f'a run and its branches keep their adapters and cold start, and so {keys}; use the old value'
     elif steering is None:
-        remedy = f'use {"that" if not others else "those"}, or another --workdir'
+        remedy = f'use the old value{"s" * (len(changed) > 1)}'
     elif fixed:
-        remedy = f'--amend cannot change {" or ".join(fixed)} in place; use {branch}, or another --workdir'
+        remedy = f'--amend cannot change {" or ".join(fixed[:MOST_NAMED])} in place; use {branch}'
     else:
-        remedy = f'use --amend to go on with it from here and record the change, or {branch}'
-    raise BadInput(key, new, f'{was}; {remedy}')
+        remedy = f'use --amend to go on from here with the new value and record it, or {branch}'
+        raise BadInput('--workdir', workdir, f'holds a run in which {was}; {remedy}')
+    raise BadInput('--workdir', workdir, f'holds another run, in which {was}; {remedy}, or another --workdir')
 
 
 def record(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> None:
@@ -155,6 +205,27 @@ def keys_amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[
     rows = valid_rows(recorded_events(workdir), recorded)
     keys = {row['key'] for row in rows if row['event'] == 'amended' and row['step'] >= step}
     return keys | {change.key for change in changed if change.kind == Kind.AMENDABLE}
+
+
+def check_programs(workdir: str, recorded: Mapping[str, Any], programs: Mapping[str, Any]) -> None:
+    """Compares programs with those of the last start in workdir, where settings and environment are the same.
+
+    recorded: the config; programs: Executables by name. Raises BadInput when the run has a user's pieces, since code
+    that they call may have changed; warns when it has none, or the clone of grpo_jax has edits.
+    """
+    path, environments = os.path.join(workdir, 'programs.json'), os.path.join(workdir, ENVIRONMENT)
+    if not (os.path.exists(path) and os.path.exists(environments)) or changes(workdir, recorded):
+        return
+    then, now = _read_environments(environments)[-1], describe_environment()
+    old = json_file.read_object(path)
+    differ = [name for name, new in programs.items() if new.hash and old.get(name, new.hash) not in (new.hash, '')]
+    if not differ or any(then.get(part) != now[part] for part in MACHINE):
+        return
+    text = f'differ from those of the last start in {workdir}, with the same settings, pieces, versions and machine'
+    own = [piece for piece in recorded_pieces(workdir).values() if 'sha256' in piece]
+    if own and not now['code'].get('edited'):
+        raise BadInput('programs', differ, f'{text}; bring back what {" and ".join(own)} calls, or use --branch=DIR')
+    logger.warning('programs %s %s', ' and '.join(differ), text)
 
 
 def record_environment(workdir: str) -> None:

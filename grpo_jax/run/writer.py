@@ -367,7 +367,8 @@ class Writer:
         if self._trackers:
             self._trackers.step(step, row, timings)
         self._expected = row.get('tokens')
-        self._steps.advance(step + 1, *console.step_cells(row, timings, self._shown))
+        cells = console.step_cells(row, timings, self._shown)
+        self._steps.advance(step + 1, *([] if self._shown else [f'step {step}']), *cells)  # its number in the files
 
     def stage(self, name: str) -> None:
         """Shows the stage of the step that begins."""

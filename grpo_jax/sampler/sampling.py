@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Key
 
 from grpo_jax import ranges
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.models.lora import OFF, LoraOptions
 from grpo_jax.ranges import Count, Flat, Free, Natural, NoKey, OneOf, PositiveShare, Range, Share, Text
 from grpo_jax.types import Array
@@ -56,7 +56,7 @@ class Sampling(NamedTuple):
         ranges.read_section(RolloutOptions, section, 'rollout')
         _check_bias(section, corrected)
         if section.thinking_tokens and not section.thinking_end:
-            raise BadInput('rollout.thinking_end', '', 'an empty text is everywhere; name the text that ends thinking')
+            raise BadInput('rollout.thinking_end', NO_VALUE, 'is empty; name the text that ends thinking')
         if section.min_tokens > section.max_tokens or section.thinking_tokens >= section.max_tokens:
             raise BadInput(
                 'rollout.min_tokens, thinking_tokens',

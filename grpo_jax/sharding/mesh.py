@@ -1,6 +1,6 @@
 """The device mesh: axes data, fsdp, context, tensor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -11,13 +11,15 @@ import numpy as np
 
 from grpo_jax import ranges
 from grpo_jax.errors import BadInput
-from grpo_jax.ranges import Count
+from grpo_jax.ranges import Count, Natural
 
 
 class Axes(NamedTuple):
     """config.mesh: how many devices lie along each axis."""
 
-    data: Count = 1  # devices that rows are dealt to, each with all weights; 1: not cut
+    # 0: the devices that the other axes leave; with these at 1, all axes are chosen for the model and the batch; above
+    # 0: devices that rows are dealt to, each with all weights; 1: not cut
+    data: Natural = 0
     fsdp: Count = 1  # devices that rows are dealt to, each with a share of the weights; 1: not cut
     context: Count = 1  # devices that the columns of a row are dealt to; 1: not cut
     tensor: Count = 1  # devices that heads and the width of the mlp are dealt to; 1: not cut
@@ -29,21 +31,64 @@ BATCH_AXES = ('data', 'fsdp')  # split the learner's rows, whose columns context
 
 
 def check(section: Any) -> None:
-    """Raises BadInput when config.mesh has an axis that is none of AXES, or a size that is no whole number above 0."""
+    """Raises BadInput when config.mesh has an axis that is none of AXES, or a size that its axis does not allow."""
     ranges.check_value('mesh', section, Mapping)
-    for axis, size in section.items():
-        if axis not in AXES:
-            raise BadInput(f'mesh.{axis}', size, f'is no axis; choose from {", ".join(AXES)}')
-        ranges.check_value(f'mesh.{axis}', size, Axes.__annotations__[axis])
+    ranges.checked(Axes, Axes()._asdict() | dict(section.items()), 'mesh')
+
+
+def devices_here() -> Sequence[Any]:
+    """The devices of all processes, over which a mesh is chosen."""
+    return jax.devices()
+
+
+def sizes_of(section: Any) -> dict[str, int]:
+    """{axis: size} of config.mesh; an axis without a size has size 1, and so has data while it is 0."""
+    return {axis: section.get(axis, 1) or 1 for axis in AXES}
+
+
+def count_slices(devices: Sequence[Any]) -> int:
+    """How many TPU slices the devices lie on; 1 for other devices."""
+    return len({device.slice_index for device in devices}) if devices[0].platform == 'tpu' else 1
+
+
+def list_meshes(section: Any, model_config: Any, count: int, slices: int = 1) -> list[dict[str, int]]:
+    """The meshes over `count` devices that config.mesh allows while its data is 0, as {axis: size}.
+
+    Where another axis is above 1, data is what the axes leave, if they divide the count. Else the meshes come in order
+    of their tensor size, which divides the key and value heads; fsdp is as large as the model's width allows within a
+    slice, and data is the rest.
+    """
+    given = sizes_of(section) | {'data': 1}
+    taken, within = math.prod(given.values()), count // slices
+    if taken > 1:
+        return [given | {'data': count // taken}] * (count % taken == 0)
+    candidates = []
+    for tensor in (n for n in range(1, within + 1) if within % n == 0 and model_config.kv_heads % n == 0):
+        cut = within // tensor
+        fsdp = max(n for n in range(1, cut + 1) if cut % n == 0 and model_config.width % n == 0)
+        candidates.append(given | {'data': count // tensor // fsdp, 'fsdp': fsdp, 'tensor': tensor})
+    return candidates
+
+
+def choose(
+    section: Any, model_config: Any, counts: Sequence[int], slices: int, fits: Callable[[Mapping[str, int]], bool]
+) -> dict[str, int]:
+    """The mesh for a config.mesh whose data is 0, as {axis: size}: the first of list_meshes that fits.
+
+    counts: numbers of devices, the best first. fits({axis: size}): whether a mesh divides model and batch. Where none
+    fits, it is the first at all, which later checks refuse with what to change.
+    """
+    candidates = [sizes for count in counts for sizes in list_meshes(section, model_config, count, slices)]
+    return next(filter(fits, candidates), candidates[0] if candidates else sizes_of(section))
 
 
 def make(section: Any) -> jax.sharding.Mesh:
-    """Mesh over the first devices, as config.mesh says; axes without a size have size 1.
+    """Mesh over the first devices, as config.mesh says; an axis without a size has size 1, and so has data at 0.
 
     Raises BadInput when devices are too few, or when several processes would not use all of theirs.
     """
     check(section)
-    shape = tuple(section.get(axis, 1) for axis in AXES)
+    shape = tuple(sizes_of(section).values())
     size, devices = math.prod(shape), jax.devices()
     if jax.process_count() > 1 and size < len(devices):
         raise BadInput(
@@ -57,8 +102,7 @@ def make(section: Any) -> jax.sharding.Mesh:
             dict(section),
             f'needs {size} devices and {len(devices)} are here; lower an axis so that the product fits',
         )
-    on_tpu = devices[0].platform == 'tpu'
-    return arrange(devices[:size], shape, len({device.slice_index for device in devices[:size]}) if on_tpu else 1)
+    return arrange(devices[:size], shape, count_slices(devices[:size]))
 
 
 def arrange(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax.sharding.Mesh:

@@ -32,7 +32,7 @@ TEMPLATE = os.path.join(os.path.dirname(__file__), 'model_card.md.jinja')
 HUB_NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')
 FIGURES = re.compile(r'greedy|pass@\d+|maj@\d+|reward|length|truncated|unparsed')  # columns of the card's curve
 MOST_ROWS = 20  # of the card's curve
-UNMENTIONED = ('checkpoint', 'diagnose', 'log')  # sections of a config without effect on learning
+UNMENTIONED = ('checkpoint', 'diagnose', 'log', 'mesh')  # sections of a config without effect on learning
 
 
 def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: bool = False, push: str = '') -> None:
@@ -67,7 +67,10 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
     with atomic_folder(out) as temporary:
         if adapter:
             trained, _ = lora.split(policy)
-            peft.save_adapters(temporary, trained, model_config, model.lora, model.path, DTYPES[dtype])
+            base = base_model(run.settings.recorded) or os.path.abspath(
+                model.path
+            )  # a relative path holds in one folder
+            peft.save_adapters(temporary, trained, model_config, model.lora, base, DTYPES[dtype])
         else:
             params = jax.device_get({**policy, 'layers': lora.merge(policy['layers'])})
             hf.save(temporary, os.path.join(workdir, 'model'), params, model_config, DTYPES[dtype])
@@ -232,10 +235,14 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    flags.DEFINE_string('workdir', None, 'Folder of the run.', required=True)
-    flags.DEFINE_string('out', None, 'Folder to write; must not exist.', required=True)
-    flags.DEFINE_enum('dtype', 'float32', sorted(DTYPES), 'Of the written weights.')
-    flags.DEFINE_bool('adapter', False, 'Write adapters alone, as a folder of peft, not merged.')
-    flags.DEFINE_string('push', '', 'ORG/NAME, a model on the Hugging Face hub to upload to; a new one is private.')
+    flags.DEFINE_string('workdir', None, 'Folder of the run whose policy is exported.', required=True)
+    flags.DEFINE_string('out', None, 'New folder for the model.', required=True)
+    flags.DEFINE_enum('dtype', 'float32', sorted(DTYPES), 'Type of the numbers in the exported weights.')
+    flags.DEFINE_bool('adapter', False, 'Export the adapters alone, for peft, and not the model with them merged in.')
+    flags.DEFINE_string(
+        'push',
+        '',
+        'ORG/NAME of a model on the Hugging Face hub, to which the folder is uploaded; a new model is private.',
+    )
     cli.define_trust()
     cli.run(main)

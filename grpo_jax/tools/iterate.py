@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 
 from grpo_jax import reward_model, train
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.models.lora import turn_off
 from grpo_jax.run import cli, console
@@ -141,8 +141,8 @@ def _check_rollouts(workdir, steps):
     if count < steps:
         raise BadInput(
             folder,
-            f'{count} rollouts',
-            f'of {steps} steps are not enough; free disk space, delete {workdir}, and start again',
+            NO_VALUE,
+            f'has rollouts of {count} steps, and {steps} were made; free disk space, delete {workdir}, and start again',
         )
 
 

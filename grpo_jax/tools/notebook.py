@@ -19,17 +19,12 @@ from grpo_jax.run import console
 from grpo_jax.run.console import BLUE, make_panels
 from grpo_jax.run.rows import read_rows
 from grpo_jax.text import escape
+from grpo_jax.tools.preflight import topology as topologies
 from grpo_jax.tools.report.write import write_report
 
 warnings.filterwarnings('ignore', message='IProgress not found')  # tqdm warns without widgets
 REDRAW_SECONDS = 1.0
 MOST_TOKENS = 2000  # shown of a completion
-# generation -> {chips: sides of a slice}
-SIDES = {
-    'v5e': {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '8x16', 256: '16x16'},
-    'v4': {4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4'},
-}
-SIDES |= {'v6e': SIDES['v5e'], 'v5p': SIDES['v4']}
 GENERATIONS = {
     'v5 lite': 'v5e',
     'v5e': 'v5e',
@@ -42,24 +37,27 @@ GENERATIONS = {
 def topology(kind: str, count: int) -> str:
     """Returns preflight's name of a slice, like 'v5e:2x4', from device kind and number of chips; '' when unknown."""
     generation = next((name for text, name in GENERATIONS.items() if text in kind and 'TPU' in kind), '')
-    sides = SIDES.get(generation, {}).get(count, '')
+    sides = topologies.SIDES.get(generation, {}).get(count, '')
     return f'{generation}:{sides}' if sides else ''
 
 
+def gpu_topology(devices: Sequence[Any]) -> str:
+    """Returns preflight's name of jax's GPU devices, like 'gpu:a100-40' or, for other cards, 'gpu:23.6' by its GiB."""
+    stats = devices[0].memory_stats() or {}
+    memory = stats.get('bytes_limit', 0) / topologies.taken()
+    return topologies.name_gpus(devices[0].device_kind, len(devices), memory)
+
+
 def check_machine(experiment: str, settings: Mapping[str, Any] | None = None) -> str:
-    """Prints the machine's devices, and on TPUs whether the experiment fits. Returns 'tpu', 'gpu' or 'cpu'.
+    """Prints the machine's devices, and on TPUs and GPUs whether the experiment fits. Returns 'tpu', 'gpu' or 'cpu'.
 
     experiment: NAME[:PRESET], as in --config; settings: values of its config by dotted key.
     """
     devices = jax.devices()
     kind, count = devices[0].device_kind, len(devices)
     if devices[0].platform == 'cpu':
-        print(
-            f'CPU, {os.cpu_count()} cores: small models only. Preflight plans TPUs, so there is nothing to check here.'
-        )
-    elif devices[0].platform != 'tpu':
-        print(f'{count} x {kind}. Preflight plans TPUs, so nothing was checked; a model too large ends with an error.')
-    elif name := topology(kind, count):
+        print(f'CPU, {os.cpu_count()} cores: small models only. Preflight plans TPUs and GPUs, so nothing is checked.')
+    elif name := gpu_topology(devices) if devices[0].platform == 'gpu' else topology(kind, count):
         print(f'{count} x {kind}, {name}')
         print(preflight(experiment, name, settings)[1])
     else:

@@ -17,7 +17,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from grpo_jax import sample, supervised, train
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.run import cli, config_file, console
 from grpo_jax.run.loop import owns_workdir
@@ -156,7 +156,9 @@ def read_stages(name: str, config: Any, workdir: str) -> list[Stage]:
     stages = config_file.call_function(path, 'get_stages', config, workdir)
     # compare fields, not classes: this module runs as __main__, and a recipe imports another copy of Stage
     if not (isinstance(stages, list) and all(getattr(stage, '_fields', ()) == Stage._fields for stage in stages)):
-        raise BadInput(path, type(stages).__name__, 'is what get_stages() returns; return a list of pipeline.Stage')
+        raise BadInput(
+            path, NO_VALUE, f'returns a {type(stages).__name__} from get_stages(); return a list of pipeline.Stage'
+        )
     return stages
 
 

@@ -27,12 +27,13 @@ TEXTS = (
     'environment.json',
     'programs.json',
     'data.json',
+    steering.PIECES,
 )  # JSON files of a run; data.json only when it reads data files
 ROWS = (*writer.FILES, EVENTS)
 
 
 def describe_run(workdir: str) -> Iterator[str]:
-    """Yields lines on a run's code, packages, devices, data, programs, events and checkpoints."""
+    """Yields lines on a run's code, packages, devices, data, pieces, programs, events and checkpoints."""
     config = json_file.read_object(_require_file(workdir, 'config.json'))
     yield f'run {workdir}: seed {config.get("seed")}, {len(_complete_lines(workdir, "metrics.jsonl"))} steps'
     for entry in _read_json(workdir, steering.ENVIRONMENT, []):
@@ -43,6 +44,8 @@ def describe_run(workdir: str) -> Iterator[str]:
         yield f'  with Python {entry.get("python")}, {packages}'
     for origin in _read_json(workdir, 'data.json', []):
         yield 'data: ' + ', '.join(f'{name} {value}' for name, value in origin.items() if value)
+    for key, text in steering.recorded_pieces(workdir).items():
+        yield f'{key}: {text}'
     for name, value in _read_json(workdir, 'programs.json', {}).items():
         yield f'program {name}: {value}'
     for row in recorded_events(workdir):
@@ -52,7 +55,7 @@ def describe_run(workdir: str) -> Iterator[str]:
 
 
 def describe_differences(workdir: str, other: str) -> Iterator[str]:
-    """Yields sentences on how run `other` differs: its programs, data, settings, code, packages and devices."""
+    """Yields sentences on how run `other` differs: its programs, data, pieces, settings, code, packages and devices."""
     programs = [as_object(_read_json(folder, 'programs.json', {})) for folder in (workdir, other)]
     yield _describe_programs(*programs)
     configs = [json_file.read_object(_require_file(folder, 'config.json')) for folder in (workdir, other)]
@@ -61,6 +64,8 @@ def describe_differences(workdir: str, other: str) -> Iterator[str]:
     data_changes = [c for c in changed if c.key.startswith('data.') and c.key != 'data.prompts_per_step']
     same_data = not data_changes and origins[0] == origins[1]
     yield 'the data are the same' if same_data else 'the data differ' + ' in where they are from' * (not data_changes)
+    pieces = [steering.recorded_pieces(folder) for folder in (workdir, other)]
+    yield from (f'piece {change.key}: {change.old!r} became {change.new!r}' for change in steering.differences(*pieces))
     if not changed:
         yield 'the settings are the same'
     elif [change.key for change in changed] == ['seed']:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import algorithms, evaluate
+from grpo_jax.algorithms.algorithm import piece_files
 from grpo_jax.collect.select import make_collector
 from grpo_jax.errors import BadInput
 from grpo_jax.learner.experience import abstract_history
@@ -42,6 +43,11 @@ def run(
     """
     experience = checkpoint.load_bad_batch(workdir, step)
     run = evaluate.open_recorded(workdir, trust, functions)
+    files = [] if algorithm else [name for _, name in piece_files(run.settings.config.algorithm)]
+    if files and not trust:
+        names = ', '.join(files)
+        remedy = f'its config.json names code that would run: {names}; read it, and add --trust if you trust it'
+        raise BadInput('--workdir', workdir, remedy)
     run = dataclasses.replace(run, algorithm=make_algorithm(run.settings.config, algorithm))
     algorithm, learning, model_config = run.algorithm, run.settings.learning, run.model.config
     collector = make_collector(run, open_splits(run))

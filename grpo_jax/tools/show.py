@@ -10,23 +10,20 @@ from typing import Any
 
 from absl import flags
 
-from grpo_jax import data
-from grpo_jax.models import hf
+from grpo_jax import data, train
 from grpo_jax.run import cli
-from grpo_jax.run.open import make_algorithm
-from grpo_jax.run.settings import Settings
+from grpo_jax.run.open import NOWHERE
 from grpo_jax.text import escape
 
 
 def lines(config: Any, count: int) -> Iterator[str]:
-    """Yields lines on the stop tokens and on the first `count` prompts of step 0: text, token ids, answer."""
-    make_algorithm(config)
-    settings = Settings.from_config(config)
-    folder = hf.find(settings.model.path)
-    tokenizer = hf.load_tokenizer(folder)
-    dataset = data.load(data.locate(settings.data), 'train', tokenizer, needs_answer=lambda example: False)
-    stops = hf.stop_tokens(folder, tokenizer)
-    yield f'model {folder}  prompts {len(dataset.examples)}  stop tokens ' + ' '.join(
+    """Yields lines on the stop tokens and on the first `count` prompts of step 0: text, token ids, answer.
+
+    Raises BadInput for all that a run of the config would be refused for.
+    """
+    run, splits = train.check(config, NOWHERE)
+    tokenizer, dataset, stops = run.model.tokenizer, splits.train, run.settings.sampling.stop_tokens
+    yield f'model {run.model.folder}  prompts {len(dataset.examples)}  stop tokens ' + ' '.join(
         f'{i} {tokenizer.convert_ids_to_tokens(i)!r}' for i in stops
     )
     for index in data.indices(config.seed, 0, count, len(dataset.examples), dataset.sources):

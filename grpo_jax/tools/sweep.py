@@ -7,9 +7,10 @@ Examples:
     python -m grpo_jax sweep --config=countdown --presets=grpo,dapo,rloo --seeds=5 --workdir=runs/countdown"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
 import csv
 import functools
-import inspect
+import io
 import math
 import os
 import shutil
@@ -22,15 +23,17 @@ from ml_collections import config_flags
 from ml_collections.config_flags import config_path
 import numpy as np
 
-from grpo_jax import PACKAGE, data, statistics, supervised, train
-from grpo_jax.algorithms import Algorithm
-from grpo_jax.errors import BadInput, InUse
+from grpo_jax import PACKAGE, data, statistics, supervised, train, user_files
+from grpo_jax.algorithms import Algorithm, pieces
+from grpo_jax.errors import NO_VALUE, BadInput, InUse
 from grpo_jax.figures import LEVEL
 from grpo_jax.hosts import json_file
 from grpo_jax.hosts.files import atomic_folder, writing
-from grpo_jax.run import cli, console
+from grpo_jax.ranges import Kind
+from grpo_jax.run import cli, console, steering
 from grpo_jax.run.console import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.loop import owns_workdir
+from grpo_jax.run.open import open_changes
 from grpo_jax.run.rows import read_rows
 from grpo_jax.run.steering import record_origins, recorded_origins
 from grpo_jax.text import escape
@@ -50,9 +53,19 @@ COLUMNS = {
     'seconds': ('seconds a step', 2),
 }
 ELSEWHERE = '*: learns from completions of another policy or of chosen groups; its training reward is theirs'
-# rows of the table: (mean, min, max) by column; preset, mark, status, failures, curves; runs {seed: {column: number}}
-Rows = list[dict[str, Any]]
-FILE = 'sources.json'  # in a sweep's workdir: sources of variants and functions
+FILE = 'sources.json'  # in a sweep's workdir: the sources of its reward functions
+
+
+class Rows(list[dict[str, Any]]):
+    """Rows of the table, which print as a table.
+
+    A row has (mean, min, max) by column; preset, mark, status, failures, curves; and runs {seed: {column: number}}.
+    """
+
+    def __repr__(self):
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            console.show_tables(*make_tables(self))
+        return text.getvalue().rstrip()
 
 
 @owns_workdir
@@ -66,24 +79,30 @@ def run(
 ) -> Rows:
     """Trains the runs that are not finished yet, and returns the table's rows, best first.
 
-    get_config: get_config([preset]) of an experiment's file; presets: names in configs/algorithms; seeds: how many,
-    from 0; workdir: the run of a preset and a seed is in workdir/<preset>/<seed>; variants: further algorithms by name,
-    such as a notebook's, which train on get_config(); functions: rewards by name that config.reward.parts may list. A
-    run that ends with BadInput or FloatingPointError counts as failed, and the sweep goes on. Raises BadInput for a
-    variant or function whose source has changed since it ran here.
+    get_config: get_config([preset]) of an experiment's file; presets: names in configs/algorithms, or FILE.py; seeds:
+    how many, from 0; workdir: the run of a preset and a seed is in workdir/<preset>/<seed>; variants: algorithms by
+    name, such as a notebook's, which train on get_config(); functions: rewards by name that config.reward.parts may
+    list. A run that ends with BadInput or FloatingPointError counts as failed, and the sweep goes on. Raises BadInput
+    before the first run for settings, pieces or a function other than those of a run that was begun here.
     """
     variants, functions = variants or {}, functions or {}
-    _check_variants(variants, presets)
+    names = {preset: _folder_name(preset) for preset in presets}
+    _check_names([*variants, *(name for preset, name in names.items() if user_files.is_file(preset))])
     if jax.process_count() > 1:
-        raise BadInput('--processes', jax.process_count(), 'a sweep runs in one process; start it in one only')
+        raise BadInput(
+            '--processes', jax.process_count(), 'are more than the one that a sweep runs in; start it in one'
+        )
     # read everything before anything is written
-    makers = {preset: functools.partial(get_config, preset) for preset in presets} | dict.fromkeys(variants, get_config)
+    makers = {name: functools.partial(get_config, preset) for preset, name in names.items()}
+    makers |= dict.fromkeys(variants, get_config)
     if not makers or seeds < 1:
         raise BadInput('seeds, presets', (seeds, list(makers)), 'nothing to run; name a preset and at least one seed')
     configs = {(name, seed): _set_seed(make(), seed) for seed in range(seeds) for name, make in makers.items()}
     section = data.DataOptions.from_config(next(iter(configs.values())).data)
     origins = data.locate(section, recorded_origins(workdir)).origins  # all runs read the same commits of the hub
-    record_sources(workdir, variants, functions)
+    for (preset, seed), config in configs.items():
+        _refuse_other_run(config, os.path.join(workdir, preset, str(seed)), variants.get(preset))
+    record_sources(workdir, functions)
     record_origins(workdir, origins)
     cold_start = functools.cache(lambda seed: _make_cold_start(get_config, seed, workdir, origins, functions))
     elsewhere = {
@@ -92,12 +111,12 @@ def run(
         if config.collection.source != 'policy' or config.collection.dead_groups in ('resample', 'replay')
     }
     outcomes: dict[tuple[str, int], str | None] = {}  # of the runs so far: message of the failure, or None
-    rows: Rows = []
+    rows = Rows()
     for number, ((preset, seed), config) in enumerate(configs.items(), 1):
         folder = os.path.join(workdir, preset, str(seed))
         outcomes[preset, seed] = None
         try:
-            if not train.is_finished(config, folder):
+            if not train.is_finished(config, folder, variants.get(preset)):
                 print(f'{number} of {len(configs)}: {preset}, seed {seed}', file=sys.stderr, flush=True)
                 own_start = os.path.join(folder, 'cold_start')
                 if config.supervised.updates and not os.path.exists(own_start):
@@ -108,26 +127,29 @@ def run(
         except InUse:  # another process has the folder, or has taken it over
             raise
         except (BadInput, FloatingPointError) as error:
-            outcomes[preset, seed] = ' '.join(str(error).split())
+            outcomes[preset, seed] = message = ' '.join(str(error).split())
+            print(escape(f'{preset}, seed {seed}, failed: {message}'), file=sys.stderr, flush=True)
         rows = summarize(outcomes, seeds, elsewhere, workdir)
         with writing(workdir):
             write_table(rows, workdir)
     with writing(workdir):
         draw_curves(rows, workdir)
-    print_table(rows)
+    console.show_tables(*make_tables(rows))
     return rows
 
 
 def choose_presets(names: str) -> list[str]:
-    """Returns the presets of a comma-separated list, or of 'all'; raises BadInput for an unknown preset."""
+    """Returns the presets of a comma-separated list, or of 'all'; raises BadInput for an unknown preset.
+
+    A preset is a file in configs/algorithms, by its name, or FILE.py of a user.
+    """
     folder = os.path.join(PACKAGE, 'configs', 'algorithms')
     choices = sorted(name[:-3] for name in os.listdir(folder) if name.endswith('.py') and name[0] != '_')
     chosen = choices if names == 'all' else list(dict.fromkeys(names.split(',')))
     for name in chosen:
-        if name not in choices:
-            raise BadInput(
-                '--presets', name, 'is no file in configs/algorithms; choose all, or some of ' + ', '.join(choices)
-            )
+        if name not in choices and not user_files.is_file(name):
+            remedy = f'choose all, or some of {", ".join(choices)}, or give FILE.py of yours'
+            raise BadInput('--presets', name, f'is no file in configs/algorithms; {remedy}')
     return chosen
 
 
@@ -139,7 +161,7 @@ def summarize(
     outcomes: {(preset, seed): message of the failure, or None}; seeds: of each preset; elsewhere: presets whose
     training reward is not of the policy's own samples; workdir: of the sweep.
     """
-    rows = []
+    rows = Rows()
     for preset in dict.fromkeys(preset for preset, _ in outcomes):
         failures = {seed: text for (name, seed), text in outcomes.items() if name == preset and text is not None}
         finished = [seed for (name, seed), text in outcomes.items() if name == preset and text is None]
@@ -163,7 +185,7 @@ def summarize(
             | row
         )
     # presets without a number come last
-    return sorted(rows, key=lambda row: -np.nan_to_num(row['reward_after'][0], nan=-np.inf))
+    return Rows(sorted(rows, key=lambda row: -np.nan_to_num(row['reward_after'][0], nan=-np.inf)))
 
 
 def write_table(rows: Rows, workdir: str) -> None:
@@ -189,8 +211,8 @@ def write_table(rows: Rows, workdir: str) -> None:
         file.writelines(f'\nFailed:\n\n    {escape(line)}\n' for line in _failure_lines(rows))
 
 
-def print_table(rows: Rows) -> None:
-    """Prints a narrower table: means before and after, and the range of the held-out reward."""
+def make_tables(rows: Rows) -> list[Any]:
+    """Returns a narrower table, and lines below it: means before and after, and the range of the held-out reward."""
     columns = {
         'training reward': ('reward_first', 'reward_last'),
         'held-out': ('reward_before', 'reward_after'),
@@ -216,7 +238,7 @@ def print_table(rows: Rows) -> None:
         wrapped=['range held-out'],
     )
     notes = [ELSEWHERE] if any(row['mark'] for row in rows) else []
-    console.show_tables(table, *notes, *_failure_lines(rows))
+    return [table, *notes, *_failure_lines(rows)]
 
 
 def draw_curves(rows: Rows, workdir: str) -> None:
@@ -279,13 +301,27 @@ def config_from_flag(flag: Any) -> Callable[..., Any]:
     return get_config
 
 
-def _check_variants(variants, presets):
-    """Raises BadInput for a variant whose name is no identifier, or is taken by a preset or by 'cold_start'."""
-    for name in variants:
-        if not name.isidentifier() or name in (*choose_presets('all'), *presets, 'cold_start'):
-            raise BadInput(
-                'variants', name, 'must be a word of letters and digits, and neither a preset nor cold_start; rename it'
-            )
+def _folder_name(preset):
+    """The name of a preset's folder and row: of FILE.py the file's own name without its ending."""
+    return os.path.basename(preset).removesuffix('.py') if user_files.is_file(preset) else preset
+
+
+def _check_names(names):
+    """Raises BadInput for a name of a variant or of a preset's file that is no word, or that something else has."""
+    taken = {*choose_presets('all'), 'cold_start'}
+    for name in names:
+        if not name.isidentifier() or name in taken or names.count(name) > 1:
+            remedy = 'must be a word of letters and digits, not cold_start and no other preset or variant; rename it'
+            raise BadInput('variants', name, remedy)
+
+
+def _refuse_other_run(config, folder, variant):
+    """Raises BadInput when a run was begun in a folder with other settings or pieces than a start there would have."""
+    if os.path.isfile(os.path.join(folder, 'config.json')):
+        train.is_finished(config, folder, variant)  # raises when the run has more steps
+        changes = open_changes(config, folder, variant)
+        if refused := [change for change in changes if change.kind not in (Kind.FREE, Kind.PATH)]:
+            steering.refuse(refused, folder, None)
 
 
 def _set_seed(config, seed):
@@ -383,44 +419,29 @@ def compare(rows: Rows, preset: str, other: str, name: str = 'reward_after') -> 
     pairs = [(runs[preset][seed][name], runs[other][seed][name]) for seed in runs[preset] if seed in runs[other]]
     differences = np.array([a - b for a, b in pairs if not math.isnan(a - b)])
     if len(differences) < 2:
-        raise BadInput('seeds', len(differences), f'have {name} of both presets; an interval needs 2, so run more')
+        raise BadInput(
+            'seeds',
+            NO_VALUE,
+            f'that have {name} of both presets are {len(differences)}, and an interval needs 2; run more',
+        )
     low, high = statistics.mean_interval(differences, level=LEVEL)
     return Comparison(name, preset, other, len(differences), float(differences.mean()), low, high)
 
 
-def record_sources(workdir: str, variants: Mapping[str, Algorithm], functions: Mapping[str, Callable]) -> None:
-    """Records the sources of variants and functions; raises BadInput when a run here used another source.
+def record_sources(workdir: str, functions: Mapping[str, Callable]) -> None:
+    """Records the sources of reward functions; raises BadInput when a run here used another source.
 
-    Finished runs are not run again, and their configs do not show such a change.
+    Finished runs are not run again, and their folders do not show such a change.
     """
     path = os.path.join(workdir, FILE)
     recorded = json_file.read_object(path) if os.path.exists(path) else {}
-    sources = {name: source_text(variant) for name, variant in variants.items()}
-    sources |= {f'reward {name}': source_text(function) for name, function in functions.items()}
-    for name, text in sources.items():
-        place = workdir if name.startswith('reward ') else os.path.join(workdir, name)
-        if os.path.isdir(place) and recorded.get(name, text) != text:
-            raise BadInput(name, 'changed', f'was run here with other code; rename it, or delete {place}')
+    sources = {f'reward {name}': pieces.describe(function) for name, function in functions.items()}
+    for name, source in sources.items():
+        if os.path.isdir(workdir) and recorded.get(name, source) != source:
+            raise BadInput(name, NO_VALUE, f'was run here with other code; rename it, or delete {workdir}')
     if sources:
         os.makedirs(workdir, exist_ok=True)
         json_file.write(path, recorded | sources)
-
-
-def source_text(value: Any) -> str:
-    """Returns the source of a function, a partial function or an Algorithm; this package's functions by name."""
-    if isinstance(value, Algorithm):
-        return '\n'.join(f'{name} = {source_text(part)}' for name, part in value._asdict().items())
-    if isinstance(value, tuple):
-        return ', '.join(map(source_text, value))
-    if isinstance(value, functools.partial):
-        return f'{source_text(value.func)} {value.args} {sorted(value.keywords.items())}'
-    if not callable(value):
-        return repr(value)
-    ours = str(getattr(value, '__module__', '')).startswith('grpo_jax.')
-    try:
-        return value.__qualname__ if ours else inspect.getsource(value)
-    except (OSError, TypeError, AttributeError):  # no file or cell has its source
-        return type(value).__name__
 
 
 def main() -> None:
@@ -433,6 +454,6 @@ def main() -> None:
 
 if __name__ == '__main__':
     cli.define_flags()
-    flags.DEFINE_string('presets', 'all', 'Names of files in configs/algorithms, separated by commas, or all.')
+    flags.DEFINE_string('presets', 'all', 'Names in configs/algorithms, or FILE.py, separated by commas; or all.')
     flags.DEFINE_integer('seeds', 3, 'Runs of each preset, with seeds from 0.', lower_bound=1)
     cli.run(main)

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # A training on TPU slices of a GKE cluster: fills in jobset.yaml and applies it.
 set -euo pipefail
+from=$(pwd -P)
 cd "$(dirname "$0")"
+root=$(cd ../.. && pwd -P)
 
 usage='usage: launch/gke/render.sh --name=NAME --image=IMAGE --accelerator=KIND --topology=AxB[xC]
        --workdir=gs://BUCKET/PATH --service-account=NAME [OPTIONS] -- ARGUMENTS OF grpo_jax.train'
@@ -24,19 +26,16 @@ help() {
   --spot                    on spot nodes
   --max-restarts=N          after crashes and preemptions; default 100
   --libtpu-init-args=FLAGS  XLA flags of the training
+  --env=NAME                the training gets this variable with its value here, by a Secret, like --env=HF_TOKEN;
+                            repeatable
+  --extra=NAME              of pyproject.toml, which each pod installs before it starts, like --extra=wandb; repeatable
   --dry-run                 prints the manifest and applies nothing
 END
 }
 
-refuse() {
-  echo "$usage; --help has the options" >&2
-  echo "error: $1" >&2
-  exit 2
-}
-
 parse() {
   name='' image='' accelerator='' topology='' slices=1 chips='' workdir='' cache='' data='' account='' namespace=default
-  spot=0 max_restarts=100 libtpu='' dry_run=0 training=()
+  spot=0 max_restarts=100 libtpu='' dry_run=0 training=() secrets=() extras=''
   while [ $# -gt 0 ]; do
     case $1 in
       --) shift; training=("$@"); return ;;
@@ -65,13 +64,10 @@ option() {
     --namespace) namespace=$2 ;;
     --max-restarts) max_restarts=$2 ;;
     --libtpu-init-args) libtpu=$2 ;;
+    --env) secrets+=("$2") ;;
+    --extra) extras=${extras:+$extras,}$2 ;;
     *) refuse "unknown option $1" ;;
   esac
-}
-
-# Refuses a value that the extended regular expression does not match as a whole.
-expect() {
-  [[ $2 =~ ^($3)$ ]] || refuse "$1 = '$2': $4"
 }
 
 check() {
@@ -93,21 +89,32 @@ check() {
   expect --chips-per-host "$chips" '1|4|8' '1, 4 or 8'
   [ $((all % chips)) = 0 ] || refuse "--chips-per-host = '$chips': does not divide the $all chips of $topology"
   [ "$slices" = 1 ] || [ "$all" -gt "$chips" ] || refuse "--slices = '$slices': slices of one host cannot be connected"
-  expect --workdir "$workdir" "gs://[a-z0-9][-a-z0-9._]+$path" 'gs://BUCKET/PATH, without a slash at its end'
+  expect_url --workdir "$workdir"
   bucket=${workdir#gs://}
   bucket=${bucket%%/*}
   cache=${cache:-${workdir%/*}/compiled}
   expect --cache "$cache" "gs://$bucket$path" "gs://$bucket/PATH: the bucket of the workdir is mounted"
   expect --data "$data" "(gs://$bucket$path)?" "gs://$bucket/PATH: the bucket of the workdir is mounted"
   [ "$cache" != "$workdir" ] || refuse "--cache = '$cache': is the workdir"
+  check_training
   for argument in ${training[@]+"${training[@]}"}; do
     case $argument in
       gs://"$bucket"/* | --*=gs://"$bucket"/*) ;;
       gs://* | --*=gs://*) refuse "$argument: only gs://$bucket, the bucket of the workdir, is mounted" ;;
-      --workdir | --workdir=*) refuse '--workdir: goes before --' ;;
     esac
   done
-  [[ " ${training[*]-} " == *' --config'[=\ ]* ]] || refuse 'needs -- --config=FILE:PRESET'
+  check_secrets
+  check_extras
+  check_files
+}
+
+# Refuses a path that the image does not have. $1: what names it; $2: how; $3: the absolute path.
+expect_sent() {
+  case $3 in
+    "$root"/configs/* | "$root"/grpo_jax/*) ;;
+    *.py) refuse "$1: $2 is not in the image; put it into configs/ of this tree, and build the image again" ;;
+    *) refuse "$1: $2 is on this machine alone; put it into the bucket, and name gs://$bucket/PATH" ;;
+  esac
 }
 
 # Prints a string as YAML, with gs://BUCKET/PATH, whole or behind --FLAG=, as a path of the mount.
@@ -124,6 +131,16 @@ variable() {
   printf '{name: %s, value: %s}' "$1" "$(yaml "$2")"
 }
 
+# Prints the Secret with the variables of --env.
+secret() {
+  local word
+  printf 'apiVersion: v1\nkind: Secret\nmetadata:\n'
+  printf '  name: %s\n  namespace: %s\ndata:\n' "$(yaml "$name-env")" "$(yaml "$namespace")"
+  for word in "${secrets[@]}"; do
+    printf '  %s: "%s"\n' "$word" "$(printf %s "$(printenv "$word")" | base64 | tr -d '\n')"
+  done
+}
+
 selector() {
   case $accelerator in
     v4) echo tpu-v4-podslice ;;
@@ -135,13 +152,20 @@ selector() {
 }
 
 render() {
-  local manifest argument arguments env
+  local manifest argument arguments env word command='[python, -m, grpo_jax.train]'
   manifest=$(< jobset.yaml)
   arguments=$(yaml "--workdir=$workdir")
   for argument in "${training[@]}"; do arguments+=", $(yaml "$argument")"; done
   env="$(variable JAX_COMPILATION_CACHE_DIR "$cache")"
   [ -z "$data" ] || env+=", $(variable GRPO_JAX_DATA "$data")"
   [ -z "$libtpu" ] || env+=", $(variable LIBTPU_INIT_ARGS "$libtpu")"
+  for word in ${secrets[@]+"${secrets[@]}"}; do
+    env+=", {name: $word, valueFrom: {secretKeyRef: {name: $(yaml "$name-env"), key: $word}}}"
+  done
+  if [ -n "$extras" ]; then
+    command="pip install --quiet --no-cache-dir --editable '.[tpu,$extras]' && exec python -m grpo_jax.train"
+    command="[sh, -c, $(yaml "$command \"\$@\""), sh]"  # the last sh is \$0 there, then come the arguments
+  fi
   fill NAME "$(yaml "$name")"
   fill NAMESPACE "$(yaml "$namespace")"
   fill MAX_RESTARTS "$max_restarts"
@@ -153,6 +177,7 @@ render() {
   fill TOPOLOGY "$topology"
   fill SPOT "$([ "$spot" = 0 ] || echo 'cloud.google.com/gke-spot: "true"')"
   fill IMAGE "$(yaml "$image")"
+  fill COMMAND "$command"
   fill ENV "[$env]"
   fill MOUNT "$(yaml "gs://$bucket")"
   fill BUCKET "$(yaml "$bucket")"
@@ -164,12 +189,18 @@ fill() {
   manifest=${manifest//"@$1@"/"$2"}
 }
 
+# shellcheck source=launch/arguments.sh
+source "$root/launch/arguments.sh"
 case ${1:-} in -h | --help) help; exit ;; esac
+sources=''  # files outside this tree are refused
 parse "$@"
 check
 if [ "$dry_run" = 1 ]; then
+  [ ${#secrets[@]} = 0 ] || echo "# besides, the Secret $name-env with ${secrets[*]}, whose values are not printed"
   render
 else
   command -v kubectl > /dev/null || { echo 'error: no kubectl on PATH' >&2; exit 2; }
+  # server-side, as otherwise an annotation of the Secret would have the values a second time
+  [ ${#secrets[@]} = 0 ] || secret | kubectl apply --server-side --force-conflicts -f -
   render | kubectl apply -f -
 fi

@@ -102,7 +102,7 @@ def test_a_group_of_one_outcome_teaches_nothing(advantage):
 
 
 def test_gdpo_is_gated_as_well():
-    method = fixture.algorithm('grpo', advantage='gdpo', **fixture.NO_KL)
+    method = fixture.algorithm('grpo', advantage='gdpo', gate='outcome', **fixture.NO_KL)
     parts = np.stack([OUTCOMES, np.tile([0.0, 1, 1, 0], (3, 1))])
     data = dict(parts=parts, part_weights=np.ones(2), correct=OUTCOMES)
     found = algorithms.compute_advantages(method, parts.sum(0), **data).reshape(3, 4)
@@ -126,7 +126,7 @@ def test_steps_of_a_group_of_one_outcome_teach_all_the_same():
 
 def test_the_kl_in_the_reward_acts_on_dead_groups():
     # rewards count as equal, so that .3 - .1 nats remain
-    method = fixture.algorithm('dr_grpo', kl='k1', kl_placement='reward_sequence', kl_coef=1.0)
+    method = fixture.algorithm('dr_grpo', kl='k1', kl_placement='reward_sequence', kl_coef=1.0, gate='outcome')
     found = algorithms.compute_advantages(
         method,
         np.array([[0.0, 0.01]]),
@@ -141,7 +141,6 @@ def test_the_kl_in_the_reward_acts_on_dead_groups():
     'gate, rewards, correct, expected',
     [
         ('outcome', [[1, 0.9], [0.1, 0], [1, 0]], [[1, 1], [0, 0], [1, 0]], [True, True, False]),
-        ('auto', [[1, 0.9], [0.1, 0], [1, 0]], [[1, 1], [0, 0], [1, 0]], [True, True, False]),
         ('reward', [[1, 0.9], [0.1, 0], [1, 1]], [[1, 1], [0, 0], [1, 0]], [False, False, True]),
         ('none', [[1, 1], [0, 0]], [[1, 1], [0, 0]], [False, False]),
         # what the verifier knows nothing of is judged by its rewards, and so is all without one

@@ -452,7 +452,7 @@ def test_train_and_test_that_share_prompts_are_counted_and_above_half_refused(ca
     assert not caplog.messages
     data.check_shared(dataset(1, 2), dataset(2, 3))
     assert caplog.messages == ['1 of 2 prompts of the test split are in the train split, like example 0']
-    with pytest.raises(BadInput, match=r"^test split = '2 of 3 prompts': are in the train split"):
+    with pytest.raises(BadInput, match=r'^2 of 3 prompts of the test split are in the train split'):
         data.check_shared(dataset(1, 2), dataset(2, 3, 1))
 
 

@@ -217,6 +217,7 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
 
     protocol_version = 'HTTP/1.1'
     repository, revisions, commits, asked = '', {}, {}, []  # of the server at hand, see `online`
+    refusal = 404, 'RepoNotFound'
 
     def do_HEAD(self):
         self.do_GET()
@@ -238,11 +239,11 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
         return self.answer(None)
 
     def answer(self, content, commit=''):
-        self.send_response(200 if content else 404)
+        self.send_response(200 if content else self.refusal[0])
         content = content or b''
         self.send_header('Content-Length', str(len(content)))
         self.send_header('ETag', f'"{hashlib.sha1(content).hexdigest()}"')
-        self.send_header('X-Error-Code', 'RepoNotFound')
+        self.send_header('X-Error-Code', self.refusal[1])
         self.send_header('X-Repo-Commit', commit)
         self.end_headers()
         if self.command == 'GET':
@@ -303,6 +304,20 @@ def test_a_data_set_that_the_hub_does_not_have_is_refused(online):
         data.locate(options('gsm8k', 'openai/gsm9k'))
 
 
+@pytest.mark.parametrize('refusal', [(401, 'GatedRepo'), (403, 'GatedRepo'), (401, 'RepoNotFound')])
+def test_what_wants_a_token_is_refused_with_where_to_set_it(online, monkeypatch, refusal):
+    monkeypatch.setattr(FakeHub, 'refusal', refusal)
+    told = 'then set HF_TOKEN to a token that may read it, or run `hf auth login` (on pods launch with --env=HF_TOKEN)'
+    for thing, look in [
+        ('data.path', lambda: data.locate(options('gsm8k', 'openai/gsm9k'))),
+        ('model.path', lambda: hf.find('meta-llama/Llama-9')),
+    ]:
+        with pytest.raises(BadInput) as error:
+            look()
+        assert str(error.value).startswith(thing) and told in str(error.value), str(error.value)
+    assert 'accept its terms at https://huggingface.co/meta-llama/Llama-9,' in str(error.value)
+
+
 def test_a_repository_without_data_files_is_refused(online, monkeypatch):
     monkeypatch.setattr(FakeHub, 'commits', {OLD: {'README.md': b'#', 'train.csv': b'q,a'}})
     with pytest.raises(BadInput, match=r'has none of \*.parquet, .* try data.revision=refs/convert/parquet'):
@@ -339,7 +354,7 @@ def test_a_run_reads_the_commit_that_it_began_with(hub_cache, tmp_path):
     # another one that is to read the same
     told = open_config(sums(), str(tmp_path / 'cold'), origins=[data.Origin(**origin)])
     assert told.settings.data.origins == (data.Origin(**origin),)
-    with pytest.raises(BadInput, match=r"data.revision = 'main': was '' in "):
+    with pytest.raises(BadInput, match=r"data.revision is '' and not 'main'"):
         open_train_split(open_config(sums(data__revision='main'), workdir))
 
 
@@ -434,7 +449,7 @@ def test_an_experiment_runs_on_nothing_but_the_cache_of_the_hub(hub_cache, tmp_p
     lines = capfd.readouterr().err.splitlines()
     assert f'data set gsm8k: commit {OLD} of openai/gsm8k, data/math has no file of it' in lines
     assert f'model Qwen/Qwen3-0.6B: commit {NEW} of the hub' in lines
-    content, _ = evaluate.open_report(evaluate.open_subject(None, 'run', None), 1, 'test')
+    content, _ = evaluate.open_report(evaluate.open_subject(None, 'run'), 1, 'test')
     assert [origin['commit'] for origin in content['origins']] == [OLD]
 
 

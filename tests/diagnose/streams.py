@@ -26,12 +26,14 @@ def rows(count: int = STEPS, **columns: Any) -> list[dict]:
         'reward_std': 0.4,
         'reward_died': 0.0,
         'reward_expired': 0.0,
+        'reward_missing': 0.0,
         'unscorable': 0.0,
         'unparsed': 0.0,
         'dead_groups': lambda step: min(0.1 + 0.015 * step, 0.6),
         'groups_all_right': lambda step: min(0.015 * step, 0.5),
         'groups_all_wrong': 0.1,
         'advantage_abs': 0.3,
+        'advantage_all_wrong': 0.0,
         'advantage_variance': lambda step: max(0.25 - 0.004 * step, 0.08),
         'loss': -0.1,
         'grad_norm': lambda step: 0.1 + 0.02 * (step % 4),
@@ -68,7 +70,7 @@ def evaluations(*pairs: tuple[int, float]) -> tuple:
 
 
 RUN = Context(verifier='numeric', parts=(('numeric', 1.0),), group_size=8, max_tokens=64)
-TWO_PARTS = RUN._replace(parts=(('numeric', 1.0), ('format', 0.5)))
+TWO_PARTS = RUN._replace(parts=(('numeric', 1.0), ('format', 0.5)), terms=('format',))
 JUDGED = RUN._replace(parts=(('model', 1.0), ('numeric', 0.0)))
 
 
@@ -79,11 +81,62 @@ def from_step(start: int, value: Any, before: Any):
 
 DEAD: dict[str, Any] = {'reward': 0.0, 'reward/numeric': 0.0, 'dead_groups': 1.0, 'advantage_abs': 0.0}
 
+# labs/sums at a learning rate of 1e-3, seed 0
+STILL_TOO_HIGH: dict[str, Any] = {
+    'reward': (0.4648, 0.4258, 0.2773, 0.4258, 0.3672).__getitem__,
+    'reward/numeric': (0.4648, 0.4258, 0.2773, 0.4258, 0.3672).__getitem__,
+    'reward_std': 0.49,
+    'entropy': (0.3268, 0.1305, 0.0892, 0.0806, 0.0797).__getitem__,
+    'length': (10.93, 15.85, 17.52, 17.49, 17.85).__getitem__,
+    'groups_all_wrong': (0.0, 0.1562, 0.4688, 0.2812, 0.4375).__getitem__,
+}
+
 MUST: dict[str, list[Stream]] = {
+    'large_updates': [
+        # 0.4 loses more than half of its deviation, 0.4, in a step, and the entropy falls to a hundredth
+        Stream(
+            rows(6, entropy=from_step(3, 0.004, 0.4), reward=from_step(3, 0.05, 0.4), learning_rate=0.01),
+            'reward 0.4 in step 1, 0.05 in steps 3 to 4; entropy 0.4 in step 1, 0.004 in steps 3 to 4; learning_rate',
+            RUN,
+        ),
+        # more varied than before, in completions of twice the length: told as soon as two steps show it
+        Stream(
+            rows(4, entropy=None, length=from_step(2, 60.0, 20.0), reward=from_step(2, 0.05, 0.4)),
+            'length 20 in step 0, 60 in steps 2 to 3',
+            RUN,
+        ),
+        # labs/sums at 1e-3, as measured: the reward falls slowly; at step 4 the entropy is a quarter of its first value
+        Stream(
+            rows(5, **STILL_TOO_HIGH), 'entropy 0.327 in step 0, 0.0801 in steps 3 to 4; groups_all_wrong 0 in', RUN
+        ),
+        # no group tells, but held-out prompts do, while greedy accuracy rises
+        Stream(
+            rows(12, entropy=lambda step: 0.41 * 0.81**step, groups_all_wrong=None),
+            'pass@8 0.97 at step 0, 0.91 at step 11; greedy 0.40 at step 0, 0.55 at step 11',
+            RUN._replace(
+                evaluations=(
+                    {'step': 0, 'greedy': 0.4, 'pass@1': 0.3, 'pass@2': 0.5, 'pass@8': 0.97},
+                    {'step': 11, 'greedy': 0.55, 'pass@1': 0.5, 'pass@2': 0.6, 'pass@8': 0.91},
+                )
+            ),
+        ),
+    ],
+    'unverified_advantage': [
+        Stream(
+            rows(10, advantage_all_wrong=0.7, **{'reward/numeric': 0.05}),
+            'advantage_all_wrong 0.70 in steps 0 to 9, collection.gate=reward',
+            TWO_PARTS,
+        )
+    ],
     'dead_run': [
         Stream(rows(3, **DEAD, groups_all_wrong=1.0, groups_all_right=0.0), 'in steps 0 to 2, reward 0', RUN),
         Stream(rows(3, **DEAD, groups_all_right=0.0, truncated=1.0), 'reward 0, truncated 1.00', RUN),
         Stream(rows(3, **DEAD, groups_all_right=0.0, unparsed=0.9), 'reward 0, unparsed 0.90', RUN),
+        Stream(
+            rows(3, **DEAD | {'reward': 0.2}, groups_all_right=0.0),
+            'reward 0.2, reward_std 0.40',
+            TWO_PARTS._replace(gate='outcome'),
+        ),
         Stream(
             rows(8, reward=from_step(5, 0.0, 0.5), advantage_abs=from_step(5, 0.0, 0.3), groups_all_right=0.0),
             'in steps 5 to 7, reward 0 after 0.5 at best',
@@ -97,6 +150,11 @@ MUST: dict[str, list[Stream]] = {
         Stream(rows(10, groups_all_wrong=0.95, dead_groups=0.97), 'groups_all_wrong 0.95 in steps 0 to 9', RUN),
         Stream(rows(10, groups_all_wrong=0.95, dead_groups=0.97, truncated=0.8), 'truncated 0.80', RUN),
         Stream(rows(10, groups_all_wrong=0.95, dead_groups=0.97, unparsed=0.8), 'unparsed 0.80', RUN),
+        Stream(
+            rows(10, groups_all_wrong=0.95, dead_groups=0.97),
+            'groups_all_wrong 0.95 in steps 0 to 9, reward_std 0.40',
+            TWO_PARTS._replace(gate='outcome'),
+        ),
         # 0.3 is more than half a deviation of 0.4
         Stream(
             rows(14, groups_all_wrong=from_step(7, 0.8, 0.1), dead_groups=0.8, reward=from_step(7, 0.1, 0.4)),
@@ -167,6 +225,7 @@ MUST: dict[str, list[Stream]] = {
     ],
     'truncation': [
         Stream(rows(5, truncated=from_step(3, 0.4, 0.0)), 'truncated 0.40 to 0.40 in steps 3 to 4, at 64 tokens', RUN),
+        Stream(rows(5, truncated=from_step(3, 0.5, 0.0), length=from_step(3, 40.0, 20.0)), 'truncated 0.50', RUN),
         Stream(rows(5, truncated=from_step(3, 1.0, 0.0), length=from_step(3, 64.0, 20.0)), 'truncated 1.00', RUN),
     ],
     'repetition': [
@@ -218,6 +277,7 @@ MUST: dict[str, list[Stream]] = {
     'flaky_reward': [
         Stream(rows(3, reward_expired=0.1), 'reward_expired 0.10 to 0.10 in steps 0 to 2', RUN),
         Stream(rows(3, reward_died=0.1), 'reward_died 0.10', RUN),
+        Stream(rows(3, reward_missing=0.08, unscorable=0.08), 'reward_missing 0.08', RUN),
         Stream(rows(3, unscorable=0.1), 'unscorable 0.10', RUN),
     ],
     'falling_evaluation': [
@@ -264,10 +324,23 @@ MUST: dict[str, list[Stream]] = {
             RUN,
         ),
         Stream(rows(grad_norm=from_step(39, 50.0, 0.1)), 'grad_norm 50 in step 39, median 0.1 before', RUN),
+        Stream(rows(grad_norm=from_step(39, 500.0, 1.0)), 'grad_norm 500', RUN),  # all are clipped to 1 already
     ],
 }
 
 SILENT: dict[str, list[Stream]] = {
+    'large_updates': [
+        # the reward falls alone, as when data or rewards change; the policy moves and is no worse; it falls in 20 steps
+        Stream(rows(reward=from_step(10, 0.0, 0.6)), context=RUN),
+        Stream(rows(entropy=from_step(10, 0.001, 0.6)), context=RUN),
+        Stream(rows(20, reward=lambda step: 0.6 - 0.03 * step, entropy=lambda step: 0.5 * 0.9**step), context=RUN),
+    ],
+    'unverified_advantage': [
+        Stream(rows(advantage_all_wrong=0.7, **{'reward/numeric': 0.05}), context=RUN),  # the verifier alone pays
+        Stream(rows(advantage_all_wrong=0.7), context=TWO_PARTS),  # it gains
+        Stream(rows(advantage_all_wrong=0.3, **{'reward/numeric': 0.05}), context=TWO_PARTS),
+        Stream(rows(advantage_all_wrong=0.9, **{'reward/numeric': 0.05}), context=TWO_PARTS._replace(compares=False)),
+    ],
     'dead_run': [
         Stream(rows(5, **DEAD | {'reward': 1.0}, groups_all_right=1.0), context=RUN),  # mastered
         Stream(rows(5, **DEAD, groups_all_right=0.0), context=RUN._replace(source='demonstrations')),

@@ -16,7 +16,7 @@ from grpo_jax.run.rows import recorded_events
 from tests import tiny_run
 from tests.diagnose import streams
 
-EVENT_KEYS = ['step', 'event', 'monitor', 'seen', 'evidence', 'cause', 'remedy']
+EVENT_KEYS = ['step', 'event', 'monitor', 'seen', 'evidence', 'cause', 'remedy', 'command']
 
 
 def collapsing(**changes):
@@ -44,7 +44,7 @@ def collapsed(tmp_path_factory):
 def test_a_run_at_learning_rate_1_is_named_within_three_steps(collapsed):
     first = [(step, monitor) for step, monitor in diagnosed(collapsed) if step <= 3]
     assert first
-    assert {'dead_run', 'entropy_collapse'} & {monitor for _, monitor in first}
+    assert {'large_updates', 'dead_run', 'entropy_collapse'} & {monitor for _, monitor in first}
 
 
 def test_what_was_told_stands_beside_the_curves(collapsed):
@@ -63,7 +63,7 @@ def test_what_was_told_is_what_the_files_of_the_run_say(collapsed):
 
 def test_a_diagnosis_stops_the_run_which_goes_on_and_says_the_same(collapsed, tmp_path, capsys):
     config = collapsing(diagnose__on='stop')
-    with pytest.raises(Diagnosed, match=r'stopped after step \d of .* by its diagnosis'):
+    with pytest.raises(Diagnosed, match=r'stopped after \d of \d+ steps by a diagnosis'):
         train.run(config, str(tmp_path))
     (step, monitor), *_ = diagnosed(tmp_path)
     assert len(tiny_run.rows(tmp_path)) == step + 1 and checkpoint.steps(str(tmp_path)) == [step + 1]

@@ -204,8 +204,8 @@ def test_mesh_of_more_devices_than_there_are_is_refused():
 
 
 def test_mesh_axis_below_one_is_refused():
-    with pytest.raises(BadInput, match=r'^mesh\.data = 0: must be a whole number at least 1'):
-        make_mesh((0, 1, 1, 1))
+    with pytest.raises(BadInput, match=r'^mesh\.fsdp = 0: must be a whole number at least 1'):
+        make_mesh((1, 0, 1, 1))
 
 
 @pytest.mark.parametrize(

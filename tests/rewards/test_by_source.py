@@ -107,12 +107,9 @@ def test_what_is_refused(program, by_source, words):
         rewards.check_parameters(rewards.build(options(by_source=by_source), 64), [SUM, program])
 
 
-def test_the_gate_by_outcome_needs_verifiers_that_pay():
-    assert options(by_source={'code': CODE}).verifier_pays and options(by_source={'code': CODE}).verifies_all
-    unpaid = {'parts': (('code', 0.0), ('repetition', 1.0)), 'verifier': 'code'}
-    assert not options(by_source={'code': unpaid}).verifier_pays
-    unverified = options(by_source={'code': {'parts': (('repetition', 1.0),)}})
-    assert unverified.verifier_pays and not unverified.verifies_all
+def test_the_gate_by_outcome_needs_a_verifier_for_every_source():
+    assert options(by_source={'code': CODE}).verifies_all
+    assert not options(by_source={'code': {'parts': (('repetition', 1.0),)}}).verifies_all
     config = tiny_run.config(collection__gate='outcome', reward__by_source={'x': {'parts': (('repetition', 1.0),)}})
     with pytest.raises(BadInput, match='gate'):
         Settings.from_config(config)

@@ -234,8 +234,8 @@ def names(tmp_path_factory):
 @pytest.mark.parametrize('name', BOUND)
 def test_parameters_get_what_they_name(names, name, handed):
     path, functions = names
-    part = name if handed else f'{path}:{name}'
-    with make((part, 1.0), functions=functions if handed else None, options={'with_option': {'scale': 3}}) as rewarding:
+    part, options = name if handed else f'{path}:{name}', {'with_option': {'scale': 3}} if name == 'with_option' else {}
+    with make((part, 1.0), functions=functions if handed else None, options=options) as rewarding:
         rewards.check_parameters(rewarding, ROWS)
         _, parts = compute(rewarding, ROWS, ['1', 'b', 'c', '2'])
     assert parts[name].tolist() == BOUND[name]
@@ -244,11 +244,17 @@ def test_parameters_get_what_they_name(names, name, handed):
 @pytest.mark.parametrize(
     'source, text',
     [
-        ('def f(completion, hardness): return 1.0', "'hardness' names nothing: example 7 has answer, level, besides"),
-        ('def f(completions, hint): return [1.0]', "'hint' names nothing: example 7 has answer, level"),
-        ('def f(completions, completion_ids, **rest): return [1.0]', "'completion_ids' names nothing"),
-        ('async def f(completion, hint): return 1.0', "'hint' names nothing: example 7"),
-        ('f = lambda c, e: 1.0', "'c' names nothing"),
+        (
+            'def f(completion, hardness): return 1.0',
+            "parameter 'hardness', and example 7 no column of that name, only answer, level, besides",
+        ),
+        (
+            'def f(completions, hint): return [1.0]',
+            "parameter 'hint', and example 7 no column of that name, only answer, level",
+        ),
+        ('def f(completions, completion_ids, **rest): return [1.0]', "parameter 'completion_ids', and"),
+        ('async def f(completion, hint): return 1.0', "parameter 'hint', and example 7"),
+        ('f = lambda c, e: 1.0', "parameter 'c', and"),
     ],
 )
 def test_a_parameter_that_names_nothing_is_refused_before_the_run_and_in_it(tmp_path, source, text):
@@ -260,7 +266,9 @@ def test_a_parameter_that_names_nothing_is_refused_before_the_run_and_in_it(tmp_
             for attempt in (rewards.check_parameters, lambda *given: compute(*given, ['a', 'b'])):
                 with pytest.raises(BadInput, match=re.escape(text)) as error:
                     attempt(rewarding, ROWS)
-                assert str(error.value).count('names nothing') == 1 and str(error.value).startswith('reward = ')
+                assert str(error.value).count('no column of that name') == 1 and str(error.value).startswith(
+                    'reward = '
+                )
 
 
 @pytest.mark.parametrize(
@@ -291,7 +299,7 @@ def test_what_a_bound_function_does_wrong_is_named_with_its_line(tmp_path):
 def test_a_run_whose_reward_names_nothing_is_refused_before_anything_compiles(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled.Executable, 'lower', lambda _: pytest.fail('has compiled'))
     config = tiny_run.config(reward__parts=(('numeric', 1.0), ('mine', 0.1)))
-    with pytest.raises(BadInput, match="'hint' names nothing: example 0 has"):
+    with pytest.raises(BadInput, match="parameter 'hint', and example 0 no column"):
         train.run(config, str(tmp_path / 'run'), functions={'mine': lambda completion, hint: 1.0})
     assert not (tmp_path / 'run').exists()
 

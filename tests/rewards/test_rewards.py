@@ -164,7 +164,7 @@ def test_verifier_extracts_answers():
         (
             [('format', 1.0)],
             'numeric',
-            r"^reward.verifier = 'numeric': is none of reward.parts; add it, or choose one of \['format'\]",
+            r"^reward.verifier = 'numeric': is none of reward.parts; add it, or choose one of format",
         ),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_named_tuple_takes_the_options_of_its_fields():
     options = {'at': {'row': 4, 'column': 2, 'scale': 0.5}}
     reward_functions = build(functions={'at': at}, options=options, **changes)
     assert compute(reward_functions, [example('')], [''], [False])[0].tolist() == [21.0]
-    with pytest.raises(BadInput, match=r'^reward.options.at = .*: lacks column, scale'):
+    with pytest.raises(BadInput, match=r'^reward.options.at lacks column, scale'):
         build(functions={'at': at}, options={'at': {'row': 4}}, **changes)
 
 

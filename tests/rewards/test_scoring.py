@@ -23,7 +23,7 @@ def example(answer):
 
 def make(*parts, verifier='', functions=None, options=None, **changes):
     section = default.get_config().reward
-    section.update({'parts': parts, 'verifier': verifier} | changes)
+    section.update({'parts': parts, 'verifier': verifier, 'retries': 0} | changes)
     if options:
         section.options = options
     return rewards.build(rewards.RewardOptions.from_config(section), 64, functions)

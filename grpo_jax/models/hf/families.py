@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.models import transformer
 from grpo_jax.models.hf import folder as folders
 
@@ -164,7 +164,9 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     sizes = transformer.map_table(lambda _, param: math.prod(param.shape), transformer.param_table(c))
     parameters = sum(jax.tree.leaves(sizes))
     if parameters > MOST_PARAMETERS:
-        raise BadInput(path, f'{parameters} parameters', f'are more than any published model has; {folders.REMEDY}')
+        raise BadInput(
+            path, NO_VALUE, f'describes {parameters} parameters, which no published model has; {folders.REMEDY}'
+        )
     return c
 
 
@@ -204,7 +206,7 @@ def read_config(folder, path):
     try:
         return family, import_transformers().AutoConfig.for_model(family, **config, name_or_path=os.fspath(folder))
     except Exception as error:  # transformers raises a different type for each way of being wrong
-        raise BadInput(path, 'unreadable', f'{str(error)[:200]}; {folders.REMEDY}') from None
+        raise BadInput(path, NO_VALUE, f'cannot be read: {str(error)[:200]}; {folders.REMEDY}') from None
 
 
 def context_length(folder: str | os.PathLike[str]) -> int:

@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any
 
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import files, json_file
 
 FILES = re.compile(
@@ -38,7 +38,9 @@ def check(folder: str | os.PathLike[str]) -> None:
         if (is_text or name.endswith('.safetensors')) and not os.path.isfile(path):
             raise BadInput('model.path', path, f'is no plain file; {REMEDY}')
         if is_text and os.path.getsize(path) > LARGEST:
-            raise BadInput(path, f'{os.path.getsize(path)} bytes', f'must be at most {LARGEST} bytes; {REMEDY}')
+            raise BadInput(
+                path, NO_VALUE, f'has {os.path.getsize(path)} bytes, and at most {LARGEST} are read; {REMEDY}'
+            )
 
 
 def read_settings(folder: str | os.PathLike[str], name: str, remedy: str = REMEDY) -> dict[str, Any]:

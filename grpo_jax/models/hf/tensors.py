@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import files, processes
 from grpo_jax.models.hf import folder as folders
 
@@ -173,8 +173,8 @@ def read_parts(tensor: StoredTensor, parts: Sequence[Part]) -> None:
         raise BadInput('model.path', tensor.file, f'{reason}; fetch it again') from None
     if not_finite:
         raise BadInput(
-            tensor.name,
-            f'{not_finite} of {math.prod(tensor.shape)} numbers in {tensor.file}',
+            f'{not_finite} of {math.prod(tensor.shape)} numbers of {tensor.name} in {tensor.file}',
+            NO_VALUE,
             'are NaN or infinite as float32; take the weights again from where they were published',
         )
 

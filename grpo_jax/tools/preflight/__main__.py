@@ -1,9 +1,11 @@
-"""Tells whether a run fits TPUs that are not here, and its least time there; needs the extra [tpu], and no TPU.
+"""Tells whether a run fits TPUs or GPUs that are not here; for TPUs also its least time there, with the extra [tpu].
 
-Exit status 0: it fits; 1: it does not, and the output names settings that fit, if any was found; 2: bad input.
+Exit status 0: it fits, perhaps on another mesh than training chooses, which the output names; 1: it does not, and the
+output names settings that fit, if any was found; 2: bad input.
 
 Examples:
-    python -m grpo_jax preflight --config=gsm8k --topology=v5e:4x4
+    python -m grpo_jax preflight --config=gsm8k --topology=v5litepod-16
+    python -m grpo_jax preflight --config=gsm8k --topology=gpu:a100-40
     python -m grpo_jax preflight --config=gsm8k --topology=v5p:2x2x1 --slices=2 --search=4 --json=runs/preflight.json
 """
 
@@ -11,7 +13,15 @@ import os
 import sys
 
 # before jax is imported; see grpo_jax.tools.preflight.topology
-os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JAX_PLATFORMS': 'cpu'}
+os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
+os.environ |= {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_ACCELERATOR_TYPE': 'v5litepod-4'}
+os.environ |= {
+    'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
+    # a GPU that is here compiles for GPUs where the user asks for it
+    'JAX_PLATFORMS': 'cuda'
+    if os.environ.get('JAX_PLATFORMS') == 'cuda' and any(word.startswith('--topology=gpu:') for word in sys.argv)
+    else 'cpu',
+}
 
 from collections.abc import Sequence
 import json
@@ -23,7 +33,7 @@ import jax
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.run import cli
-from grpo_jax.tools.preflight import advice, compiler, plan, report, scale, search, verdict
+from grpo_jax.tools.preflight import advice, compiler, plan, report, scale, search, topology, verdict
 
 
 def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, sizes: Sequence[int]) -> int:
@@ -32,6 +42,8 @@ def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str,
     output: '', a file for JSON, or '-' to print JSON instead of tables; sizes: numbers of chips to predict for.
     """
     shown = output != '-'
+    if shown:
+        report.print_guess(planned)
     checked = verdict.compile_and_check(planned, compiling)
     if shown:
         report.print_verdict(checked)
@@ -39,7 +51,10 @@ def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str,
     if not checked.fits:
         remedy, better = advice.advise(checked, tell=_tell, compiling=compiling)
     content = report.as_json(checked)
+    if checked.fits:
+        content['train'] = advice.train_flags(planned, sys.argv)
     if remedy and better:
+        content['train'] = advice.train_flags(planned, sys.argv, remedy)
         content['advice'] = {'settings': advice.candidate_flags(planned, remedy), 'verdict': report.as_json(better)}
     if sizes:
         content['scale'] = scale.predict(checked, sizes)
@@ -47,11 +62,14 @@ def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str,
             scale.print_predictions(content['scale'])
     if shown and remedy and better:
         print(f'\nWith {advice.candidate_flags(planned, remedy)} it fits (compiled):')
-        report.print_verdict(better)
+        report.print_verdict(better, legend=False)
     elif shown and not checked.fits:
         print('\nNo setting was found that fits; take a larger topology or chip, or a smaller model')
+    if shown and 'train' in content:
+        place = f' on {remedy.topology}' if remedy and remedy.topology != planned.topology else ''
+        print(f'\nFlags to train with{place}: {content["train"]}')
     _write_json(content, output)
-    return 0 if checked.fits else 1
+    return 0 if checked.fits or (planned.chosen and remedy and remedy.is_mesh(planned)) else 1
 
 
 def run_search(
@@ -107,6 +125,11 @@ def main() -> None:
         raise BadInput('--scale', values.scale, 'must be numbers of chips; write them like 8,16,64') from None
     # jax cannot read programs for absent devices back from its cache; this command keeps its own cache
     jax.config.update('jax_enable_compilation_cache', False)
+    if (gpus := topology.count_gpus(values.topology)) and os.environ['JAX_PLATFORMS'] == 'cpu':
+        jax.config.update('jax_num_cpu_devices', gpus)
+        topology.stand_in()
+    if gpus and (values.search or sizes or values.slices > 1):
+        raise BadInput('--search, --scale, --slices', values.topology, 'are for TPUs; leave them out')
     planned = plan.make(values.config, values.topology, values.slices, values.mean_tokens)
     compiling = compiler.Compiling(os.path.expanduser(values.cache), compiler.print_progress, values.at_once)
     if values.search:
@@ -120,7 +143,9 @@ def main() -> None:
 
 if __name__ == '__main__':
     cli.define_flags(workdir=False)
-    flags.DEFINE_string('topology', None, 'Slice to compile for, like v5e:4x4.', required=True)
+    flags.DEFINE_string(
+        'topology', None, 'Devices to compile for, like v5e:4x4, v5litepod-16, gpu:a100-40 or gpu:24.', required=True
+    )
     flags.DEFINE_integer('slices', 1, 'Slices of that topology.', lower_bound=1)
     flags.DEFINE_string('json', '', 'File for the figures; without one they are printed instead of the tables.')
     flags.DEFINE_string('cache', '~/.cache/grpo_jax/preflight', 'Folder of what was compiled before.')

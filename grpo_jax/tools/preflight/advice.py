@@ -1,15 +1,17 @@
 """Finds changes with which a config fits: orders candidates by cost, and compiles the likely ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import logging
 import math
+import shlex
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from grpo_jax.diagnose.advice import count_parameters
 from grpo_jax.errors import BadInput
+from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import AXES
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight import topology as topologies
@@ -17,9 +19,7 @@ from grpo_jax.tools.preflight import verdict as verdicts
 from grpo_jax.tools.preflight.compiler import Compiling
 from grpo_jax.tools.preflight.verdict import Verdict
 
-SQUARES = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
-CUBES = ('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16')
-SLICES = {'v5e': SQUARES, 'v6e': SQUARES, 'v4': CUBES, 'v5p': CUBES}
+SLICES = {generation: tuple(sides.values()) for generation, sides in topologies.SIDES.items()}  # smallest first
 TRIES = 4  # candidates that are compiled
 SAVED = {'none': 1.0, 'dots': 0.4, 'full': 0.2}  # share of the activations by learner.remat; estimates
 ROOM = 0.95  # share of the memory that a candidate may need by estimate
@@ -51,6 +51,10 @@ class Candidate(NamedTuple):
     topology: str
     overrides: dict[str, Any]  # by dotted key
     smaller_cache: bool  # whether rollout.cache_gib becomes the memory that is left
+
+    def is_mesh(self, plan: plans.PlannedRun) -> bool:
+        """Whether only the mesh changes."""
+        return self.topology == plan.topology and all(key.startswith('mesh.') for key in self.overrides)
 
     def add_overrides(self, cost: float, **overrides: Any) -> 'Candidate':
         """Returns the candidate with more overrides and a higher cost; a keyword has __ for the dot of its key."""
@@ -94,12 +98,30 @@ def suppress_warnings() -> Iterator[None]:
 
 
 def candidate_flags(plan: plans.PlannedRun, candidate: Candidate) -> str:
-    """Returns the flags that turn the plan into a candidate, as text."""
+    """Returns the flags that turn the plan into a candidate, as text; a changed mesh with all axes above 1."""
+    overrides = candidate.overrides
+    if any(key.startswith('mesh.') for key in overrides):
+        axes = {f'mesh.{axis}': overrides.get(f'mesh.{axis}', plan.config.mesh[axis]) for axis in AXES}
+        overrides = {key: size for key, size in axes.items() if size > 1 or key in overrides} | overrides
     flags = [
         f'--config.{key}=' + (f'"{value}"' if isinstance(value, tuple) else f'{value}')
-        for key, value in candidate.overrides.items()
+        for key, value in overrides.items()
     ]
     return ' '.join(([f'--topology={candidate.topology}'] if candidate.topology != plan.topology else []) + flags)
+
+
+def train_flags(plan: plans.PlannedRun, given: Sequence[str], candidate: Candidate | None = None) -> str:
+    """Returns all flags to train with, as text: those of the command line, the mesh, and the candidate's changes.
+
+    given: the words of the command line. A key that the candidate changes is left out of them.
+    """
+    overrides = {f'mesh.{axis}': size for axis, size in plan.config.mesh.items() if size > 1}
+    if candidate is None:
+        candidate = Candidate(0.0, plan.topology, {}, False)
+    candidate = candidate._replace(overrides=overrides | candidate.overrides, topology=plan.topology)
+    changed = tuple(f'--config.{key}=' for key in candidate.overrides)
+    kept = [word for word in given if word.startswith('--config') and not word.startswith(changed)]
+    return ' '.join(filter(None, [shlex.join(kept), candidate_flags(plan, candidate)]))
 
 
 def list_candidates(plan: plans.PlannedRun) -> list[Candidate]:
@@ -129,11 +151,11 @@ def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
     """Yields candidates with other slices, meshes, prompts a step and microbatches; the first one changes nothing."""
     config = plan.config
     kind, _, size = plan.topology.partition(':')
-    sizes = SLICES[kind]
+    sizes = SLICES.get(kind, ())
     larger = sizes[sizes.index(size) :] if size in sizes else (size,)
     for step, name in enumerate(larger):
         count = len(topologies.devices(f'{kind}:{name}', plan.slices))
-        for mesh in plans.list_meshes(plan.run.model.config, count, plan.slices):
+        for mesh in meshes.list_meshes({}, plan.run.model.config, count, plan.slices):
             axes = {f'mesh.{axis}': mesh[axis] for axis in AXES if mesh[axis] != config.mesh[axis]}
             mesh_cost = (COSTS.other_mesh + COSTS.tensor_shard * mesh['tensor']) * bool(axes)
             shards = count // mesh['tensor']

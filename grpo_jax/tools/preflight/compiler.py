@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -17,10 +18,11 @@ import jax
 from grpo_jax.hosts.files import atomic_write
 from grpo_jax.run import console
 from grpo_jax.text import during
-from grpo_jax.tools.preflight import flops, hlo_collectives, products
+from grpo_jax.tools.preflight import flops, hlo_collectives, products, topology
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight.traffic import Traffic
 
+PACKAGES = ('jax', 'jaxlib', 'libtpu')
 FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment variables that change the compiler's output
 
 
@@ -76,6 +78,7 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
     Programs are traced one after another, and each is compiled as soon as it is traced. Equal programs compile once.
     """
     devices, slices = plan.mesh.size, plan.slices
+    margin = topology.margin() if plan.on_gpus else 0.0
     compiled, results = {}, []
     pool = concurrent.futures.ThreadPoolExecutor(compiling.at_once)
     with during(f'compiling for {plan.topology}', even=False) as shown, contextlib.ExitStack() as stack:
@@ -96,6 +99,8 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
     every = []
     for job, future, operations, unknown in results:
         fields, text = future.result()
+        fields = fields | {'temporaries': round(fields['temporaries'] * (1 + margin))}
+        text = '' if plan.on_gpus else text  # the reader knows TPUs' texts alone
         moved = read_movement(text, devices, slices, job.text_trip_counts)
         every.append(Measured(**fields | moved | {'flops': operations, 'unknown': unknown + moved['unknown']}))
     return every
@@ -103,8 +108,9 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
 
 def cache_key(text: str, topology: str, slices: int) -> str:
     """Returns a program's name in the cache: a hash of everything that the compiled program depends on."""
-    versions = [importlib.metadata.version(name) for name in ('jax', 'jaxlib', 'libtpu')]
-    parts = [text, topology, slices, versions, [os.environ.get(name, '') for name in FLAGS]]
+    versions = [importlib.metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)]
+    parts = [text, topology, slices, versions, jax.default_backend()]
+    parts += [os.environ.get(name, '') for name in FLAGS]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

@@ -97,7 +97,7 @@ def guess(plan: plans.PlannedRun, setting: Setting) -> Guess:
             'sent': forward['sent'] * (2 + (setting.remat == 'full')) + sizes.microbatches * crossing,
         },
     }
-    speeds = {'products': chip.flops, 'HBM': chip.bandwidth, 'sent': plan.links[1] or math.inf}
+    speeds = {'products': chip.flops or math.inf, 'HBM': chip.bandwidth or math.inf, 'sent': plan.links[1] or math.inf}
     seconds = {phase: {name: n / speeds[name] for name, n in kinds.items()} for phase, kinds in amounts.items()}
     return Guess(seconds, _memory_by_phase(plan, setting, sizes))
 

@@ -24,6 +24,7 @@ from grpo_jax.run.open import (
     Run,
     check_context,
     make_algorithm,
+    make_mesh_check,
     make_run_learner,
     make_run_sampler,
     open_algorithm,
@@ -31,6 +32,7 @@ from grpo_jax.run.open import (
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import schedule
 from grpo_jax.sharding import batches, chips, compiled, specs
+from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import AXES, ROW_AXES
 from grpo_jax.tools.preflight import topology
 
@@ -63,6 +65,7 @@ class PlannedRun:
     chip: chips.Chip
     shapes: batches.Shapes
     learner: Learner
+    chosen: bool = False  # whether the config left all axes of the mesh open
     teacher: compiled.Executable | None = None  # the teacher's program, when the algorithm has a teacher
     teacher_bytes: int = 0  # of the teacher's weights on a device
     mean_tokens: int = 0  # mean length of a completion in packed rows; 0: all at full length
@@ -94,8 +97,15 @@ class PlannedRun:
         return make_run_sampler(self.run, shapes, greedy=1)
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether the plan is for GPUs, whose traffic is not counted."""
+        return topology.find_gpu(self.topology) is not None
+
+    @property
     def links(self) -> tuple[float, float]:
-        """(low, high): bytes a second that a chip sends over its links; see chips.Chip.links."""
+        """(low, high): bytes a second that a chip sends over its links, see chips.Chip.links; (0, 0) for GPUs."""
+        if self.on_gpus:
+            return 0.0, 0.0
         return self.chip.links([int(side) for side in self.topology.partition(':')[2].split('x')])
 
     def state_bytes(self):
@@ -136,17 +146,20 @@ def find_model(path):
 def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun:
     """Returns the PlannedRun of a config on `slices` slices of the topology `name`.
 
-    When every axis of config.mesh is 1, a mesh over all devices is chosen and written to the PlannedRun's config.
+    Where mesh.data is 0, the PlannedRun's config has the mesh over all devices that training would choose there.
     mean_tokens: mean length of completions in packed rows; 0: all have full length. Raises BadInput for a config that
     cannot run there.
     """
-    settings = Settings.from_config(config)
+    settings, name = Settings.from_config(config), topology.full_name(name)
     folder = find_model(settings.model.path)
     model_config = families.load_config(folder)
     check_context(settings.data.max_prompt_tokens + settings.sampling.max_tokens, folder)
-    config = set_mesh(config, model_config, name, len(topology.devices(name, slices)), slices)
-    mesh = topology.mesh(name, config.mesh, slices)
-    chip = chips.lookup(mesh.devices.flat[0].device_kind)
+    chosen = set(settings.mesh.values()) == {0, 1}
+    settings = make_planned_mesh(settings, model_config, name, len(topology.devices(name, slices)), slices)
+    config, mesh = settings.config, topology.mesh(name, settings.mesh, slices)
+    if topology.find_gpu(name) and mesh.devices.flat[0].platform == 'cpu':
+        settings = make_stand_in(settings, name)
+    chip = topology.find_gpu(name) or chips.lookup(mesh.devices.flat[0].device_kind)
     if chip is None:
         raise BadInput(
             '--topology', name, f'has chips that preflight does not know; name a topology of {", ".join(chips.TPUS)}'
@@ -154,7 +167,7 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
     ends = tuple(hf.eos_tokens(folder, 'config.json', model_config.vocab_size)) or (0,)
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
-    settings = settings._replace(mesh=config.mesh, config=config, sampling=sampling)
+    settings = settings._replace(sampling=sampling)
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens)
     run = Run(settings, None, Model(model_config, None, folder), mesh, reward_functions, '')
     run = open_algorithm(run, make_algorithm(config))
@@ -162,7 +175,8 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     aux = abstract_aux(settings.collection, shapes, 1) | abstract_history(algorithm, 1)
     if mean_tokens > shapes.tokens:
         raise BadInput('--mean_tokens', mean_tokens, f'is more than a completion may have, {shapes.tokens}; lower it')
-    plan = PlannedRun(config, name, slices, run, chip, shapes, make_run_learner(run, aux), mean_tokens=mean_tokens)
+    learner = make_run_learner(run, aux)
+    plan = PlannedRun(config, name, slices, run, chip, shapes, learner, chosen, mean_tokens=mean_tokens)
     if not algorithm.needs_teacher:
         return plan
     path, columns = settings.teacher.path, settings.data.max_prompt_tokens + settings.sampling.max_tokens
@@ -172,51 +186,51 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     return dataclasses.replace(plan, teacher=program, teacher_bytes=compiled.device_bytes(weights))
 
 
-def set_mesh(config, model_config, name, count, slices):
-    """Returns the config with a mesh of `count` devices: chosen if all axes are 1. Raises BadInput for another size."""
-    section = config.mesh
-    wanted = math.prod(section[axis] for axis in AXES)
-    if wanted == count:
-        return config
-    chosen = choose_mesh(config, model_config, count, slices)
-    if wanted > 1:
-        rest = wanted // section.fsdp  # the nearest: other axes as they are
-        near = dict(section) | {'fsdp': count // rest} if count % rest == 0 else chosen
-        raise BadInput(
-            'mesh',
-            dict(section),
-            f'has {wanted} devices and {name} has {count}; change the axes: the nearest that fits is '
-            + ' '.join(f'{axis}={near[axis]}' for axis in AXES),
-        )
-    return change_config(config, {f'mesh.{axis}': size for axis, size in chosen.items()})
+def make_stand_in(settings: Settings, name: str) -> Settings:
+    """Returns the Settings with which a CPU keeps as many bytes as the GPU `name`.
 
+    The CPU multiplies float16 as it is, and bfloat16 in float32, as a T4 does. Its learner's attention writes scores to
+    memory where the GPU's does.
+    """
+    t4 = name.startswith('gpu:t4')
 
-def choose_mesh(config, model_config, count, slices):
-    """Returns the first mesh of list_meshes, {axis: size}, over which the batch divides; else the first mesh."""
-    rows = config.data.prompts_per_step
-    batch = rows * config.rollout.group_size // (config.learner.minibatches * config.learner.microbatches)
-    candidates = list_meshes(model_config, count, slices)
-    return next(
-        (
-            sizes
-            for sizes in candidates
-            if not rows % (count // sizes['tensor']) and not batch % (count // sizes['tensor'])
-        ),
-        candidates[0],
+    def with_half(options):
+        return options._replace(dtype='float16') if options.dtype == 'bfloat16' and not t4 else options
+
+    learning = settings.learning
+    if learning.attention == 'auto':
+        learning = learning._replace(attention='xla' if t4 else 'splash')  # cuDNN's kernels, like these, write none
+    return settings._replace(
+        model=with_half(settings.model),
+        sampling=with_half(settings.sampling),
+        teacher=with_half(settings.teacher),
+        learning=with_half(learning),
     )
 
 
-def list_meshes(model_config, count, slices):
-    """Returns the meshes that divide the model, as {axis: size}, in order of their tensor size.
+def make_planned_mesh(settings: Settings, model_config: Any, name: str, count: int, slices: int) -> Settings:
+    """Returns the Settings with a mesh of `count` devices, which is chosen as training chooses it where mesh.data is 0.
 
-    tensor divides the key and value heads. fsdp is as large as the width allows within a slice; data is the rest.
+    Raises BadInput for axes whose product is another number.
     """
-    within, candidates = count // slices, []
-    for tensor in (n for n in range(1, within + 1) if within % n == 0 and model_config.kv_heads % n == 0):
-        cut = within // tensor
-        fsdp = max(n for n in range(1, cut + 1) if cut % n == 0 and model_config.width % n == 0)
-        candidates.append(dict.fromkeys(AXES, 1) | {'data': count // tensor // fsdp, 'fsdp': fsdp, 'tensor': tensor})
-    return candidates
+    section = settings.mesh
+    teacher = settings.teacher.path and find_model(settings.teacher.path)
+    fits = make_mesh_check(model_config, settings.model.lora, teacher, settings.dealt())
+    sizes = meshes.sizes_of(section)
+    if not section.get('data', 1):
+        sizes = meshes.choose(section, model_config, [count], slices, fits)
+    wanted = math.prod(sizes.values())
+    if wanted == count:
+        return settings.with_mesh(sizes)
+    near, rest = meshes.choose({}, model_config, [count], slices, fits), wanted // sizes['fsdp']
+    if count % rest == 0:
+        near = sizes | {'fsdp': count // rest}  # the nearest: other axes as they are
+    raise BadInput(
+        'mesh',
+        dict(section),
+        f'has {wanted} devices and {name} has {count}; change the axes: the nearest that fits is '
+        + ' '.join(f'{axis}={near[axis]}' for axis in AXES),
+    )
 
 
 def change_config(config, overrides):
@@ -337,8 +351,9 @@ def sampler_jobs(engine, phase, state, params):
         elif key.kind == 'decode':
             segments = math.ceil(sum(engine.schedule.chunks) / engine.schedule.segment)
             runs = times * segments if cache_bytes[key] == sizes['cache'] else 0
-            cache = batches_of[key].cache  # kernels have no loops over the cache's blocks
-            blocks = () if cache.prompt.flat else tuple(chunk.k.shape[1] for chunk in (cache.prompt, *cache.chunks))
+            cache = batches_of[key].cache
+            loops = not (spec.cache_format.flat or spec.cache_format.by_layer)  # over the cache's blocks
+            blocks = tuple(chunk.k.shape[1] for chunk in (cache.prompt, *cache.chunks)) if loops else ()
             trip_counts = (engine.schedule.segment, *blocks)
         elif key.kind != 'resume':  # these read live buffers alone
             alive, arguments = state + sum(sizes.values()), False

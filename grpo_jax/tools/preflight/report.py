@@ -7,6 +7,7 @@ import rich.table
 from grpo_jax.run import console
 from grpo_jax.sharding import compiled
 from grpo_jax.sharding.mesh import AXES
+from grpo_jax.tools.preflight import model, topology
 from grpo_jax.tools.preflight import verdict as verdicts
 from grpo_jax.tools.preflight.plan import PlannedRun
 from grpo_jax.tools.preflight.verdict import Verdict
@@ -56,21 +57,33 @@ def mesh_sizes(plan: PlannedRun) -> dict[str, int]:
     return {axis: plan.mesh.shape[axis] for axis in AXES}
 
 
-def print_verdict(verdict: Verdict) -> None:
-    """Prints the tables of a verdict."""
+def print_guess(plan: PlannedRun) -> None:
+    """Prints what formulas say of a plan before anything is compiled: memory in use, and the least time of a step."""
+    guess = model.guess(plan, model.setting_of(plan.config))
+    most, memory = max(guess.memory.values()), plan.chip.memory
+    phases = ', '.join(f'{phase} {size / GIB:.1f}' for phase, size in guess.memory.items())
+    seconds = sum(max(bounds.values()) for bounds in guess.seconds.values())
+    print(
+        f'Estimate by formula: {"likely" if most < memory else "unlikely"} to fit, {most / GIB:.1f} of '
+        f'{memory / GIB:.1f} GiB in use at most ({phases})' + f'; a step takes {seconds:.2g} s or more' * (seconds > 0)
+        + '. Compiling now, to know.',
+        flush=True,
+    )  # fmt: skip
+
+
+def print_verdict(verdict: Verdict, *, legend: bool = True) -> None:
+    """Prints the tables of a verdict; legend: also what stands in each column."""
     plan = verdict.plan
     rows, columns = plan.microbatch()
     packed = 'padded' if plan.learner.sizes is None else 'packed'
     mesh = ' x '.join(f'{axis} {size}' for axis, size in mesh_sizes(plan).items())
     slices = f'{plan.slices} slices of ' if plan.slices > 1 else ''
     lines = [
-        f'{slices}{plan.topology}: {plan.mesh.size} chips of {plan.chip.memory / GIB:.2f} GiB; '
-        f'mesh {mesh}; {rows} {packed} rows of {columns} tokens a microbatch and chip',
+        f'{slices}{plan.topology}: {plan.mesh.size} {"GPUs" if plan.on_gpus else "chips"} of '
+        f'{plan.chip.memory / GIB:.2f} GiB; mesh {mesh}; '
+        f'{rows} {packed} rows of {columns} tokens a microbatch and chip',
         programs_table(verdict),
-        "arg, out, temp: bytes of the program; peak: the compiler's own count; gaps: arg + out + temp - peak; in use: "
-        'with the other live buffers. TFLOP: matrix products of the compiled text, recomputation included. products, '
-        'HBM, sent in ms: three lower bounds, each ignores the others; sent: over all links of an inner chip at the '
-        'higher published speed, and of a corner at the lower one. Loops over completions count to the longest one.',
+        *(f'  {name}: {text}'.replace('\n', ' ') for name, text in columns_of(plan).items() if text and legend),
     ]
     apart = [
         (job.name, measured.repeated_share) for job, measured in verdict.runs if abs(measured.repeated_share) > 0.01
@@ -85,23 +98,30 @@ def print_verdict(verdict: Verdict) -> None:
     console.show_tables(*lines, phases_table(verdict), *summary(verdict), width=WIDTH)
 
 
-PROGRAM_COLUMNS = (
-    'program',
-    'compile\ns',
-    'arg\nGiB',
-    'out\nGiB',
-    'temp\nGiB',
-    'peak\nGiB',
-    'gaps\nGiB',
-    'in use\nGiB',
-    'TFLOP',
-    'HBM\nGB',
-    'collectives\nGB sent',
-    'products\nms',
-    'HBM\nms',
-    'sent\nms',
-    'runs\na step',
-)
+# heading -> what stands below it
+PROGRAM_COLUMNS = {
+    'program': '',
+    'compile\ns': 'how long the compiler took, with other programs beside',
+    'arg\nGiB': "what the program is given, on one chip, like 'out' and 'temp'",
+    'out\nGiB': 'what it returns, where that takes no place of an argument',
+    'temp\nGiB': 'what it needs only while it runs',
+    'peak\nGiB': 'the most of these at one time, as the compiler counts; 0.00: it does not say',
+    'gaps\nGiB': 'arg + out + temp - peak: memory that lies idle between them',
+    'in use\nGiB': 'arg + out + temp and all that waits on the chip meanwhile; the largest one must fit',
+    'TFLOP': 'operations of its matrix products, in 10^12, with those that are computed twice',
+    'HBM\nGB': "what it reads from and writes to the chip's memory",
+    'collectives\nGB sent': 'what it sends to other chips, by kind',
+    'products\nms': 'the least time of the matrix products alone',
+    'HBM\nms': 'the least time of the reads and writes alone',
+    'sent\nms': 'the least time of the sends alone: on a chip with all its links, and on one in a corner of the slice',
+    'runs\na step': 'how often it runs in a step; loops over completions count to the longest one',
+}
+OF_TPUS = ('HBM\nGB', 'collectives\nGB sent', 'HBM\nms', 'sent\nms')  # columns that are not known of GPUs
+
+
+def columns_of(plan: PlannedRun) -> dict[str, str]:
+    """Returns {heading: what stands below it} of the table of programs."""
+    return {name: text for name, text in PROGRAM_COLUMNS.items() if not plan.on_gpus or name not in OF_TPUS}
 
 
 def programs_table(verdict: Verdict) -> rich.table.Table:
@@ -132,8 +152,10 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
                 f'{job.runs:g}' if job.runs else '',
             ]
         )
-    wrapped = 'program', 'collectives\nGB sent'
-    return console.make_table(PROGRAM_COLUMNS, rows, title='Programs, figures of one chip', dense=True, wrapped=wrapped)
+    columns = columns_of(verdict.plan)
+    rows = [[cell for name, cell in zip(PROGRAM_COLUMNS, row, strict=True) if name in columns] for row in rows]
+    wrapped = [name for name in ('program', 'collectives\nGB sent') if name in columns]
+    return console.make_table(list(columns), rows, title='Programs, figures of one chip', dense=True, wrapped=wrapped)
 
 
 def _sent_text(bounds, unit, digits):
@@ -165,9 +187,14 @@ def summary(verdict: Verdict) -> list[str]:
         first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB needed, {memory:.2f} available'
     lines = [
         first,
-        f'largest batch, by arithmetic and not compiled: data.prompts_per_step={prompts} with microbatches '
-        f'as large as now; {rows} rows of a microbatch a chip (now {plan.microbatch()[0]})',
+        f'room, estimated and not compiled: data.prompts_per_step={prompts} with microbatches as large as now, '
+        f'or {rows} rows of a microbatch on a chip (now {plan.microbatch()[0]})',
     ]
+    if plan.on_gpus:
+        lines.append(
+            f'compiled for a {plan.mesh.devices.flat[0].platform}, with {topology.margin():.0%} more temporaries than '
+            f'its compiler counts; jax takes {topology.taken():.0%} of a GPU, which {topology.FRACTION} changes'
+        )
     waiting = compiled.host_bytes(plan.learner.state)
     if waiting:
         lines.append(
@@ -177,7 +204,13 @@ def summary(verdict: Verdict) -> list[str]:
         waits = plan.run.settings.teacher.park
         where = "wait in the hosts' memory but for its turn" if waits else 'lie there all the time'
         lines.append(f"{plan.teacher_bytes / GIB:.2f} GiB of a chip are the teacher's weights, which {where}")
-    if verdict.fits:
+    if verdict.fits and plan.on_gpus:
+        if plan.chip.flops:
+            lines.append(
+                f'least time of the matrix products of a step: {verdict.bounds["products"]:.2f} s; the time of reads, '
+                'writes and sends is not known of GPUs'
+            )
+    elif verdict.fits:
         shapes = plan.shapes
         tokens = shapes.prompts * shapes.group_size * shapes.tokens
         bounds, largest = verdict.bounds, verdict.largest_bound

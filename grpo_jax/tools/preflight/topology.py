@@ -1,33 +1,135 @@
-"""Absent TPUs to compile for. A topology is a name such as 'v5e:1x1', 'v5p:2x2x1' or 'v6e:2x2'.
+"""Devices that are not here, to compile for. A topology is a name: 'v5e:2x4', a cloud's 'v5litepod-8', 'gpu:a100-40'.
 
-This needs libtpu, and in the environment before jax is imported:
+Absent TPUs need libtpu, and in the environment before jax is imported:
 
     TPU_SKIP_MDS_QUERY=1            libtpu does not look for the metadata server of a TPU machine
     ALLOW_MULTIPLE_LIBTPU_LOAD=1    a lock on libtpu, of another process or left behind, does not abort this one
+    TPU_WORKER_HOSTNAMES=localhost  libtpu does not warn of the machine; with any accelerator type, the programs for all
+    TPU_ACCELERATOR_TYPE=v5litepod-4    topologies are the same
 
 and on a machine without accelerators JAX_PLATFORMS=cpu. Programs for such devices cannot run; their memory_analysis()
-and as_text() are those of the real device.
+and as_text() are those of the real device. For absent GPUs the CPU's devices stand in, as `stand_in` says.
 """
 
 from collections.abc import Sequence
 import importlib.util
 import math
+import os
+import re
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 
 from grpo_jax.errors import BadInput
+from grpo_jax.learner import packing
+from grpo_jax.sampler import programs
 from grpo_jax.sharding import mesh as meshes
+from grpo_jax.sharding.chips import GIB, KINDS, Chip
 from grpo_jax.sharding.mesh import AXES
 
 # a v4 chip has two cores; a megacore makes them one device, as meshes need
 OPTIONS = {'v4': {'chip_config_name': 'megacore'}}
 ONE_CHIP = {'chips_per_host_bounds': (1, 1, 1)}  # libtpu assumes hosts of 2 x 2 chips; Colab's have one
+SQUARES = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '8x16', 256: '16x16'}
+CUBES = {4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4', 128: '4x4x8', 256: '4x8x8', 512: '8x8x8'}
+CUBES |= {1024: '8x8x16'}
+SIDES = {'v5e': SQUARES, 'v6e': SQUARES, 'v4': CUBES, 'v5p': CUBES}  # generation -> {chips: sides of a slice}
+CORES = {'v4': 2, 'v5p': 2}  # that a cloud counts for a chip in names like v5p-8
+# memory: what CUDA has of the card's. T4: of float16, since it multiplies no bfloat16
+GPUS = {
+    't4': Chip(flops=65e12, bandwidth=320e9, memory=14.6 * GIB),
+    'l4': Chip(flops=121e12, bandwidth=300e9, memory=22.0 * GIB),
+    'a100-40': KINDS['A100']._replace(bandwidth=1555e9, memory=39.4 * GIB),
+    'a100-80': KINDS['A100']._replace(memory=79.1 * GIB),
+    'h100': KINDS['H100']._replace(memory=79.1 * GIB),
+    'h200': KINDS['H200']._replace(memory=139.7 * GIB),
+}
+GPU = re.compile(r'gpu:(?P<kind>[a-z]+\d+(?:-\d+)?|[\d.]+)(?:x(?P<count>\d+))?')
+FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # environment variable: the share of a GPU's memory that jax takes
+MARGIN = 0.02  # added to the temporaries that the CPU counts: docs/results.md compares them with those of a GPU
+
+
+def full_name(name: str) -> str:
+    """Returns 'v5e:2x4' for a cloud's name like v5litepod-8; other names as they are.
+
+    The number in v5litepod-N, v5e-N and v6e-N is one of chips, in v4-N and v5p-N one of TensorCores, two a chip. Raises
+    BadInput for a number without a slice.
+    """
+    kind, _, number = name.lower().partition('-')
+    generation = kind.replace('v5litepod', 'v5e')
+    if generation not in SIDES or not number.isdigit():
+        return name
+    cores = CORES.get(generation, 1)
+    counts = [chips * cores for chips in SIDES[generation]]
+    if int(number) not in counts:
+        near = sorted(sorted(counts, key=lambda count: abs(count - int(number)))[:2])
+        raise BadInput('--topology', name, f'is no slice; the nearest are {kind}-{near[0]} and {kind}-{near[1]}')
+    return f'{generation}:{SIDES[generation][int(number) // cores]}'
+
+
+def find_gpu(name: str) -> Chip | None:
+    """Returns the Chip of a topology like gpu:a100-40 or gpu:24, with the memory that jax takes; None for no GPU.
+
+    Raises BadInput for an unknown GPU.
+    """
+    if not name.startswith('gpu:'):
+        return None
+    match = GPU.fullmatch(name)
+    kind = match['kind'] if match else ''
+    known = GPUS.get(kind) or (Chip(memory=float(kind) * GIB) if re.fullmatch(r'\d+(\.\d+)?', kind) else None)
+    if known is None:
+        choices = ', '.join(f'gpu:{kind}' for kind in GPUS)
+        raise BadInput(
+            '--topology',
+            name,
+            f'is no GPU; choose {choices}, or the GiB of one like gpu:24, for several like gpu:h100x8',
+        )
+    return known._replace(memory=known.memory * taken())
+
+
+def margin() -> float:
+    """Returns the share that is added to the temporaries of programs for GPUs; 0 where a GPU's compiler counts them."""
+    return MARGIN if jax.default_backend() == 'cpu' else 0.0
+
+
+def taken() -> float:
+    """Returns the share of a GPU's memory that jax takes, and a program may use."""
+    return float(os.environ.get(FRACTION) or 0.75)
+
+
+def count_gpus(name: str) -> int:
+    """Returns how many GPUs a topology like gpu:h100x8 has; 0 for no GPU."""
+    match = GPU.fullmatch(name)
+    return int(match['count'] or 1) if match else 0
+
+
+def name_gpus(kind: str, count: int, memory: float) -> str:
+    """Returns the topology of `count` GPUs by the kind of their jax devices; memory: bytes of one, for other kinds."""
+    names = [name for name in GPUS if re.search(rf'\b{name.partition("-")[0]}\b', kind.lower())]
+    sizes = [name for name in names if name.partition('-')[2] in kind] or names
+    gib = f'{memory / GIB:.1f}'
+    return f'gpu:{sizes[0] if sizes else gib}' + (f'x{count}' if count > 1 else '')
+
+
+def stand_in() -> None:
+    """Makes this process's CPU choose the sizes of packed rows, caches and segments that a GPU chooses.
+
+    It compiles without optimization of machine code, which changes no array.
+    """
+    jax.config.update('jax_disable_most_optimizations', True)
+    tables: Any = packing.BLOCK, packing.ENOUGH, programs.BLOCK, programs.SEGMENT, programs.HALVINGS, programs.BY_LAYER
+    for table in tables:
+        table['cpu'] = table['gpu']
 
 
 def devices(name: str, slices: int = 1) -> Sequence[Any]:
-    """Returns the devices of `slices` slices; some kinds have two a chip. Raises BadInput when libtpu has none."""
+    """Returns the devices of `slices` slices; some kinds have two a chip. Raises BadInput when there are none."""
+    if find_gpu(name):
+        count, here = count_gpus(name), jax.devices()
+        if count > len(here):
+            raise BadInput('--topology', name, f'has {count} GPUs, and {len(here)} are here; name as many')
+        return here[:count]
     if importlib.util.find_spec('libtpu') is None:
         raise BadInput('--topology', name, 'needs the TPU compiler, libtpu; install the extra [tpu]')
     generation, _, sides = name.partition(':')
@@ -39,7 +141,7 @@ def devices(name: str, slices: int = 1) -> Sequence[Any]:
         raise BadInput(
             '--topology',
             name,
-            f'is no slice that libtpu knows ({str(error).splitlines()[0]}); name one, like v5e:4x4 or v5p:4x4x4',
+            f'is no slice that libtpu knows ({str(error).splitlines()[0]}); name one, like v5e:4x4 or v5p-8',
         ) from None
 
 

@@ -81,17 +81,23 @@ def bounds(measured: compiler.Measured, plan: plans.PlannedRun) -> dict[str, int
     """Returns {name: least seconds} of one run of a program, for BOUNDS; each bound ignores the others.
 
     products: of the compiled text; HBM: traffic; sent: over all links of a chip at the higher published speed;
-    sent_slowly: over the links of a chip in a corner of the slice at the lower one; network: between slices.
+    sent_slowly: over the links of a chip in a corner of the slice at the lower one; network: between slices. A bound is
+    0 where the chip's speed is not known.
     """
     chip, (within, across) = plan.chip, measured.collective_bytes
     slowly, fast = plan.links
     return {
-        'products': (measured.multiplied or measured.flops) / chip.flops,
-        'HBM': measured.traffic / chip.bandwidth,
-        'sent': within / fast if within else 0.0,
-        'sent_slowly': within / slowly if within else 0.0,
-        'network': across / chip.network,
+        'products': _divide(measured.multiplied or measured.flops, chip.flops),
+        'HBM': _divide(measured.traffic, chip.bandwidth),
+        'sent': _divide(within, fast),
+        'sent_slowly': _divide(within, slowly),
+        'network': _divide(across, chip.network),
     }
+
+
+def _divide(amount, speed):
+    """Seconds of an amount; 0 for an unknown speed."""
+    return amount / speed if speed else 0.0
 
 
 def find_largest(seconds: dict[str, int | float]) -> tuple[str, int | float]:

@@ -23,10 +23,8 @@ def main() -> None:
 
 if __name__ == '__main__':
     flags.DEFINE_string(
-        'workdir', None, 'Folder of the run, or of a sweep; the report is written into it.', required=True
+        'workdir', None, 'Folder of a run or of a sweep, into which the report is written.', required=True
     )
-    flags.DEFINE_multi_string('against', [], 'Folder of another run to compare with; can be given several times.')
-    flags.DEFINE_bool(
-        'follow', False, 'Write it again whenever the run writes, until it is finished; the page follows.'
-    )
+    flags.DEFINE_multi_string('against', [], 'Folder of another run, to compare with; may be given several times.')
+    flags.DEFINE_bool('follow', False, 'Keep the report up to date while the run goes on; an open page reloads itself.')
     cli.run(main)

@@ -1,6 +1,6 @@
 """The contents of a report as plain values: header, curves, timeline and comparison."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import importlib.metadata
 import itertools
@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from grpo_jax.algorithms.algorithm import MODULES
+from grpo_jax.diagnose import MONITORS
 from grpo_jax.errors import BadInput
 from grpo_jax.run import config_file, steering
 from grpo_jax.text import escape
@@ -44,7 +45,7 @@ def make_header(variants: Sequence[Variant], notes: Sequence[str]) -> dict[str, 
         'facts': list(facts(first)),
         'headings': headings if len(variants) > 1 or len(first.runs) > 1 else [],
         'table': rows,
-        'diagnoses': [row for row in timeline(variants) if row['kind'] == 'diagnosis'],
+        'diagnoses': causes_first(row for row in timeline(variants) if row['kind'] == 'diagnosis'),
         'timeline': list(timeline(variants))[:MOST_ROWS],
         'comparisons': list(comparisons(variants)),
         'begun_by': next((str(entry.get('command', '')) for entry in first.runs[0].environment), ''),
@@ -59,10 +60,11 @@ def facts(variant: Variant) -> Iterator[tuple[str, str]]:
     experiment, preset = find_experiment(run)
     yield from (pair for pair in (('experiment', experiment), ('preset', preset)) if pair[1])
     yield 'seeds' if len(seeds) > 1 else 'seed', ', '.join(seeds)
-    for name, keys in FACTS.items():
+    own = {key: text for key, text in run.pieces.items() if 'sha256' in text}  # of the user's
+    for name, keys in (FACTS | {key.removeprefix('algorithm.'): (key,) for key in own}).items():
         values = []
         for key in keys:
-            value = steering.value_of(run.config, key)
+            value = own.get(key, steering.value_of(run.config, key))
             values.append(os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value)
         if text := ' '.join(str(value) for value in values if value not in (None, '')):
             yield name, text
@@ -129,7 +131,7 @@ def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
                 fields = {
                     name: value if isinstance(value, str) else repr(value)
                     for name, value in row.items()
-                    if name not in ('step', 'event')
+                    if name not in ('step', 'event') and value != ''
                 }
                 title = fields.pop('monitor', '') if row['event'] == 'diagnosis' else ''
                 kind = row['event'].replace('_', ' ')
@@ -137,6 +139,18 @@ def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
                     'step': row['step'], 'kind': kind, 'where': where, 'title': title.replace('_', ' '),
                     'fields': list(fields.items()),
                 }  # fmt: skip
+
+
+def causes_first(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows of diagnoses, those last that another one explains."""
+    rows = list(rows)
+    spoke = {row['title'] for row in rows}
+
+    def explained(row):
+        monitor = MONITORS.get(row['title'].replace(' ', '_'))
+        return monitor is not None and any(cause.replace('_', ' ') in spoke for cause in monitor.because)
+
+    return sorted(rows, key=explained)
 
 
 def comparisons(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:

@@ -51,6 +51,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         Panel('Training reward', ('reward',), 'Mean over the completions of a step.'),
         Panel('Parts of the reward', ('reward/*',)),
         Panel('Spread of rewards', ('reward_std', 'advantage_abs', 'advantage_variance')),
+        Panel('Rewards that raised exceptions', ('reward_retried', 'reward_missing'), 'Shares of completions.'),
     ),
     'Groups': (
         Panel('Groups by pass rate', OUTCOMES, 'Groups that are all right or all wrong teach nothing.', stacked=True),

@@ -1,9 +1,10 @@
 """Reads the folders of runs for a report; damaged rows are left out, with a note."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import json
 import math
 import os
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from grpo_jax.errors import BadInput
@@ -28,6 +29,8 @@ class Run(NamedTuple):
     cold_start: Rows  # metrics of the supervised run before the first step
     environment: list[dict[str, Any]]
     notes: list[str]  # on rows and files that could not be read
+    pieces: Mapping[str, str] = MappingProxyType({})  # of the algorithm in words, by config key
+    programs: Mapping[str, Any] = MappingProxyType({})  # hashes by name
 
     @property
     def finished(self) -> bool:
@@ -39,7 +42,7 @@ class Run(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """Runs that differ only by their seeds, under one name."""
+    """Runs of the same settings, pieces and programs that differ by their seeds, under one name."""
 
     name: str
     runs: list[Run]
@@ -52,10 +55,24 @@ def read_variants(folders: Sequence[str]) -> list[Variant]:
     """
     paths = [path for folder in folders for path in find_runs(folder)]
     runs = [read_run(path) for path in dict.fromkeys(map(os.path.normpath, paths))]
-    alike: dict[str, list[Run]] = {}
+    alike: dict[tuple, list[Run]] = {}
+    programs: dict[str, list] = {}  # different ones of runs that differ by nothing else but their seeds
+    repeats: dict[tuple, list[Run]] = {}  # runs of a variant with one seed
     for run in runs:
         settings = {name: value for name, value in run.config.items() if name not in WITHOUT_EFFECT}
-        alike.setdefault(json.dumps(settings, sort_keys=True), []).append(run)
+        variant = json.dumps([settings, dict(run.pieces)], sort_keys=True)
+        others = {name: run.config.get(name) for name in WITHOUT_EFFECT if name != 'seed'}
+        machine = [{part: entry.get(part) for part in steering.MACHINE} for entry in run.environment[:1]]
+        known = programs.setdefault(variant + json.dumps([others, machine], sort_keys=True), [])
+        if run.programs and run.programs not in known:
+            known.append(run.programs)
+        number = known.index(run.programs) if run.programs else 0
+        twins = repeats.setdefault((variant, number, str(run.config.get('seed'))), [])
+        if twins:
+            pair = f'{run.folder} and {twins[0].folder}'
+            run.notes.append(f'{pair} have one seed, settings, pieces and programs, and are not one curve')
+        alike.setdefault((variant, number, len(twins)), []).append(run)
+        twins.append(run)
     names = _short_names([[run.folder for run in group] for group in alike.values()])
     return [Variant(name, group) for name, group in zip(names, alike.values(), strict=True)]
 
@@ -81,6 +98,7 @@ def find_runs(folder: str) -> list[str]:
 def read_run(folder: str) -> Run:
     """Reads a folder's Run; raises BadInput when config.json is damaged. Other damage is left out and told in notes."""
     notes: list[str] = []
+    programs = os.path.join(folder, 'programs.json')
     config = json_file.read_object(os.path.join(folder, 'config.json'))
     return Run(
         folder=folder,
@@ -92,6 +110,8 @@ def read_run(folder: str) -> Run:
         cold_start=_read_rows(os.path.join(folder, 'cold_start'), 'metrics.jsonl', notes),
         environment=_read_environment(folder, notes),
         notes=notes,
+        pieces=_read_or_note(lambda: steering.recorded_pieces(folder), notes),
+        programs=_read_or_note(lambda: json_file.read_object(programs) if os.path.exists(programs) else {}, notes),
     )
 
 
@@ -122,6 +142,15 @@ def as_number(value: Any) -> float:
     except OverflowError:  # an integer too large for a float
         return math.nan
     return value if math.isfinite(value) else math.nan
+
+
+def _read_or_note(read, notes):
+    """What read() returns; {} and a note for a damaged file."""
+    try:
+        return read()
+    except BadInput as error:
+        notes.append(str(error))
+        return {}
 
 
 def _read_rows(folder, name, notes):

@@ -1,0 +1,160 @@
+"""Which remedies act: those whose flags a run of these settings would take, and whose new values it would read."""
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+import copy
+import itertools
+import os
+import re
+import shlex
+from typing import Any, NamedTuple
+
+import jax
+
+from grpo_jax import algorithms
+from grpo_jax.algorithms import Algorithm, pieces
+from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
+from grpo_jax.errors import BadInput
+from grpo_jax.rewards import RewardOptions
+
+FLAG = re.compile(r'--config\.([\w.]+)=(.*)', re.DOTALL)
+
+
+class Limits(NamedTuple):
+    """What bounds a run beside its config."""
+
+    columns: int = 0  # tokens of prompt and completion for which the model was made; 0: unknown
+    chat_template: bool = True  # the tokenizer has one
+
+    @classmethod
+    def of(cls, columns: int, tokenizer: Any) -> 'Limits':
+        """Returns the Limits of a run with this tokenizer."""
+        return cls(columns, bool(getattr(tokenizer, 'chat_template', None)))
+
+
+UNKNOWN = Limits()
+
+
+def overrides(flags: str) -> dict[str, str]:
+    """Returns {dotted key: text of its value} of the --config flags in a text."""
+    return dict(match.groups() for word in shlex.split(flags) if (match := FLAG.fullmatch(word)))
+
+
+def make_acts(config: Any, limits: Limits = UNKNOWN) -> Callable[[str], bool]:
+    """Returns a function (flags) -> whether they change something that a run of the config reads, and can start with.
+
+    config: a ConfigDict, or the content of config.json. READ has the keys of which some settings make nothing; numbers
+    of config.algorithm that no piece reads are refused by algorithms.make, as at the start of a run.
+    """
+    plain = config.to_dict() if hasattr(config, 'to_dict') else config
+
+    def acts(flags: str) -> bool:
+        changed, values = copy.deepcopy(plain), overrides(flags)
+        if not any([_set(changed, key, text) for key, text in values.items()]):  # a list: all of them are set
+            return False
+        try:
+            algorithm = algorithms.make(plain['algorithm'], plain['collection'])
+        except BadInput:  # train.run was given an algorithm, and this config makes none
+            return True
+        try:
+            algorithm = algorithms.make(changed['algorithm'], changed['collection'])
+            CollectOptions.from_config(
+                changed['collection'],
+                group_size=changed['rollout']['group_size'],
+                corrected=changed['algorithm']['correction'] != 'none' or algorithm.ratio_base == 'sampler',
+                reward_options=RewardOptions.from_config(changed['reward']),
+            )
+        except BadInput:
+            return False
+        return all(READ[key](changed, algorithm, limits) for key in values if key in READ)
+
+    return acts
+
+
+def command_with(remedy: str, workdir: str, words: Sequence[str]) -> str:
+    """Returns the command that trains in workdir with a remedy's flags, to be pasted into a shell.
+
+    words: of the command that runs. Where they do not name workdir, as in a notebook or a sweep, '' is returned. NEW
+    and DIR become a name beside workdir that no folder has.
+    """
+    named = {word.partition('=')[2] or value for word, value in zip(words, [*words[1:], ''], strict=True)
+             if _flag_name(word) in ('workdir', 'branch')}  # fmt: skip
+    if not remedy or workdir not in named:
+        return ''
+    folder = os.path.normpath(workdir)
+    new = next(name for count in itertools.count(2) if not os.path.lexists(name := f'{folder}_{count}'))
+    added = [word.replace('=NEW', f'={new}').replace('=DIR', f'={new}') for word in shlex.split(remedy)]
+    if not any(word.startswith('--workdir=') for word in added):
+        added.insert(0, f'--workdir={folder}')
+    replaced = {_flag_name(word) for word in added} | {'workdir', 'branch', 'amend', 'profile'}
+    kept, rest = [], iter(words)
+    for word in rest:
+        if _flag_name(word) not in replaced:
+            kept.append(word)
+        elif '=' not in word and _flag_name(word) != 'amend':
+            next(rest)  # the flag's value
+    return shlex.join([*kept, *added])
+
+
+def _flag_name(word):
+    """The name of the flag that a word is or begins with; '' for another word."""
+    return word.partition('=')[0].lstrip('-') if word.startswith('-') else ''
+
+
+def find_amended(events: Sequence[Mapping[str, Any]]) -> dict[int, list[str]]:
+    """Returns {step: monitors whose remedies were taken by --amend at that step}. events: rows of events.jsonl."""
+    named, amended = {}, {}
+    for row in events:
+        if row['event'] == 'diagnosis':
+            named |= dict.fromkeys(overrides(row['remedy']), row['monitor'])
+        elif row['event'] == 'amended' and row['key'] in named:
+            monitors = amended.setdefault(row['step'], [])
+            monitors += [named[row['key']]] * (named[row['key']] not in monitors)
+    return amended
+
+
+def _set(config, key, text):
+    """Sets a dotted key to the value of a flag's text; returns whether the value is another one."""
+    *path, name = key.split('.')
+    for part in path:
+        config = config[part]
+    old = config[name]
+    new = text if isinstance(old, str) else type(old)(ast.literal_eval(text))
+    config[name] = new
+    return new != old
+
+
+def _is_sampled(config, algorithm, limits):
+    return config['collection']['source'] not in READ_FROM_DATA
+
+
+def _reads_total(config, algorithm, limits):
+    """Whether the run learns from the total reward, and not from parts or verdicts alone."""
+    total = {'rewards', 'token_rewards'} & algorithm.advantage_reads or config['reward']['steps_with_outcome']
+    learns = bool(total) and pieces.name_of(algorithm.advantage) != 'zeros'  # which leaves all to a teacher
+    return learns and _is_sampled(config, algorithm, limits)
+
+
+# keys of remedies that some settings make inert -> whether a run reads them: (changed config, its Algorithm, Limits)
+READ: Mapping[str, Callable[[Any, Algorithm, Limits], bool]] = {
+    # the weight of a single part cancels out where advantages are divided by a spread
+    'reward.parts': lambda config, algorithm, limits: (
+        len(config['reward']['parts']) > 1
+        and (_reads_total(config, algorithm, limits) or 'parts' in algorithm.advantage_reads)
+    ),
+    # by outcome, groups that are all wrong are dead whatever their truncation costs
+    'reward.truncated_reward': lambda config, algorithm, limits: (
+        _reads_total(config, algorithm, limits) and config['collection']['gate'] != 'outcome'
+    ),
+    'reward.length_shaping': _reads_total,
+    'collection.dead_groups': _is_sampled,
+    'rollout.group_size': _is_sampled,
+    'rollout.max_tokens': lambda config, algorithm, limits: (
+        not limits.columns or config['data']['max_prompt_tokens'] + config['rollout']['max_tokens'] <= limits.columns
+    ),
+    'rollout.kernels': lambda config, algorithm, limits: jax.default_backend() == 'tpu',
+    'data.chat': lambda config, algorithm, limits: limits.chat_template or not config['data']['chat'],
+    'algorithm.regularizers': lambda config, algorithm, limits: (
+        'correct' not in algorithm.reads or bool(config['reward']['verifier'])
+    ),
+}
