@@ -21,6 +21,7 @@ from grpo_jax.diagnose.signs import (
 SOON = 2  # steps in a row
 # metrics that show how far a policy has moved -> factor, up or down, that a healthy one takes many steps for
 MOVES = {'entropy': 2.0, 'length': 1.5, 'kl_ref': 10.0}
+SHARES, RISE = ('truncated', 'unparsed', 'repetitive'), 0.25  # shares of completions that degenerate, and their rise
 FAST = 4.0  # factor by which entropy falls; alone it is no fault: at 3e-4 labs/sums learns while it falls so in 7 steps
 LESS = 0.2  # share of a step's prompts, of which there are some dozens
 SPIKES = 2  # so many spikes in a window are too many
@@ -32,7 +33,8 @@ def large_updates(rows: Rows, context: Context) -> Sign | None:
     """Within a few steps the policy has moved far and become worse, or certain of less, and it has not recovered.
 
     Worse: the reward fell by half its standard deviation within config.diagnose.patience steps, and entropy, length or
-    the KL to the reference changed by a factor for which a healthy run takes many steps. Certain of less: within
+    the KL to the reference changed by a factor for which a healthy run takes many steps, or a quarter more completions
+    are cut off, unreadable or repetitive. Certain of less: within
     config.diagnose.window steps the entropy fell to a quarter, and more prompts than before have no right completion:
     more groups are all wrong, or pass@k of held-out prompts fell, though greedy accuracy may rise.
     """
@@ -46,7 +48,7 @@ def _find_break(rows, context):
         before, after = rows[place : place + 1], rows[place + 1 : place + 1 + count][-SOON:]
         if not (has_worsened(before, after) and has_worsened(before, recent)):
             continue
-        moved = [name for name, factor in MOVES.items() if _has_moved(name, factor, before, after)]
+        moved = [name for name in (*MOVES, *SHARES) if _has_moved(name, MOVES.get(name, 1.0), before, after)]
         if moved:
             changes = [format_change(name, before, after) for name in ('reward', *moved)]
             rate = after[-1].get('learning_rate', context.learning_rate)
@@ -91,8 +93,10 @@ def _fall_of_pass_rate(context):
 
 
 def _has_moved(name, factor, before, after):
-    """Whether a metric changed by a factor, up or down; False where it is missing or 0."""
+    """Whether a metric changed by a factor, up or down, or a share rose by RISE; False where it is missing or 0."""
     old, new = average(before, name), average(after, name)
+    if name in SHARES:
+        return old is not None and new is not None and new >= old + RISE
     return bool(old and new) and not old / factor < new < old * factor
 
 
@@ -190,7 +194,7 @@ MONITORS = (
     Monitor(
         'large_updates',
         'the reward falls within a few steps, and completions degenerate',
-        ('reward', 'reward_std', 'entropy', 'length', 'kl_ref', 'groups_all_wrong', 'evaluation/pass@1'),
+        ('reward', 'reward_std', 'entropy', 'length', 'kl_ref', *SHARES, 'groups_all_wrong', 'evaluation/pass@1'),
         large_updates,
         {
             # in the demo 1e-2 breaks the policy at once, 1e-3 narrows it, and 3e-4 teaches it

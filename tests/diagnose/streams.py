@@ -107,6 +107,11 @@ MUST: dict[str, list[Stream]] = {
             'length 20 in step 0, 60 in steps 2 to 3',
             RUN,
         ),
+        Stream(
+            rows(4, entropy=None, length=None, truncated=from_step(2, 0.3, 0.0), reward=from_step(2, 0.05, 0.4)),
+            'truncated 0 in step 0, 0.3 in steps 2 to 3',
+            RUN,
+        ),
         # labs/sums at 1e-3, as measured: the reward falls slowly; at step 4 the entropy is a quarter of its first value
         Stream(
             rows(5, **STILL_TOO_HIGH), 'entropy 0.327 in step 0, 0.0801 in steps 3 to 4; groups_all_wrong 0 in', RUN
