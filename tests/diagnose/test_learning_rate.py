@@ -33,7 +33,9 @@ def greedy(folder):
 
 def test_the_printed_command_mends_a_learning_rate_that_is_far_too_high(long, tmp_path):
     """1e-2: one diagnosis, the cause. Its command, run as printed, ends within 5 points of the default's interval."""
-    ((step, monitor, text, command),) = train(tmp_path / 'high', '--config.optimizer.learning_rate=1e-2')
+    said = train(tmp_path / 'high', '--config.optimizer.learning_rate=1e-2')
+    assert len(said) == 1, said
+    ((step, monitor, text, command),) = said
     assert monitor == 'large_updates' and int(step) <= 3 and 'the learning rate is far too high' in text
     assert command.endswith(f'--workdir={tmp_path}/high_2 --config.optimizer.learning_rate=0.00033')
     assert greedy(tmp_path / 'high') < 0.1
@@ -46,6 +48,8 @@ def test_the_printed_command_mends_a_learning_rate_that_is_far_too_high(long, tm
 
 def test_a_rate_that_is_still_too_high_is_said_to_be(long, tmp_path):
     """1e-3: entropy falls to a quarter in four steps, more and more prompts have no right completion."""
-    ((step, monitor, text, command),) = train(tmp_path / 'still', '--config.optimizer.learning_rate=1e-3')
+    said = train(tmp_path / 'still', '--config.optimizer.learning_rate=1e-3')
+    assert len(said) == 1, said
+    ((step, monitor, text, command),) = said
     assert monitor == 'large_updates' and int(step) <= 8 and 'the updates are still too large' in text
     assert command.endswith(f'--workdir={tmp_path}/still_2 --config.optimizer.learning_rate=0.00033')
