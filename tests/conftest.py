@@ -94,10 +94,12 @@ def pytest_terminal_summary(terminalreporter):
         )
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    """Runs without a mesh of their own take one of the fake devices; tests of the choice take this back."""
-    monkeypatch.setattr(meshes, 'devices_here', lambda: jax.devices()[:1])
+@pytest.fixture(scope='session', autouse=True)
+def one_device():
+    """Runs without a mesh of their own take one of the fake devices; tests of the choice name others."""
+    with pytest.MonkeyPatch.context() as patch:  # of the session, since runs of a module's fixtures begin before tests
+        patch.setattr(meshes, 'devices_here', lambda: jax.devices()[:1])
+        yield
 
 
 @pytest.fixture(scope='session')

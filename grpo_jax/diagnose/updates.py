@@ -14,7 +14,6 @@ from grpo_jax.diagnose.signs import (
     format_change,
     format_number,
     format_steps,
-    has_worsened,
     last_values,
 )
 
@@ -43,11 +42,17 @@ def large_updates(rows: Rows, context: Context) -> Sign | None:
 
 def _find_break(rows, context):
     """The Sign of a policy that became worse; None where there is none."""
-    recent, count = rows[-SOON:], context.options.patience
-    for place in range(max(len(rows) - AGE, 0), len(rows) - SOON):
-        before, after = rows[place : place + 1], rows[place + 1 : place + 1 + count][-SOON:]
-        if not (has_worsened(before, after) and has_worsened(before, recent)):
+    count, first = context.options.patience, max(len(rows) - AGE, 0)
+    # each value is read once, since this runs after every step
+    rewards = [row.get('reward') for row in rows[first:]]
+    now = _mean(rewards[-SOON:])
+    for place, row in enumerate(rows[first:-SOON]):
+        bound = None if rewards[place] is None else rewards[place] - (row.get('reward_std') or 0) / 2
+        soon = _mean(rewards[place + 1 : place + 1 + count][-SOON:])
+        if bound is None or now is None or soon is None or max(now, soon) >= bound:
             continue
+        place += first
+        before, after = rows[place : place + 1], rows[place + 1 : place + 1 + count][-SOON:]
         moved = [name for name in (*MOVES, *SHARES) if _has_moved(name, MOVES.get(name, 1.0), before, after)]
         if moved:
             changes = [format_change(name, before, after) for name in ('reward', *moved)]
@@ -59,14 +64,22 @@ def _find_break(rows, context):
     return None
 
 
+def _mean(values):
+    """The mean of the values that are not None; None without any."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 def _find_narrowing(rows, context):
     """The Sign of a policy that became certain of less; None where there is none."""
     wrong, window = 'groups_all_wrong', context.options.window
-    for place in range(max(len(rows) - AGE, 0), len(rows) - SOON):
-        before, after = rows[place : place + 1], rows[place + 1 : place + 1 + window][-SOON:]
-        first, now = average(before, 'entropy'), average(after, 'entropy')
-        if first is None or now is None or now > first / FAST:
+    first = max(len(rows) - AGE, 0)
+    entropies = [row.get('entropy') for row in rows[first:]]
+    for place, old_entropy in enumerate(entropies[:-SOON], first):
+        soon = _mean(entropies[place + 1 - first : place + 1 - first + window][-SOON:])
+        if old_entropy is None or soon is None or soon > old_entropy / FAST:
             continue
+        before, after = rows[place : place + 1], rows[place + 1 : place + 1 + window][-SOON:]
         lost = _fall_of_pass_rate(context)
         old, new, newest = (average(some, wrong) for some in (before, after, rows[-SOON:]))
         if old is not None and new is not None and newest is not None and min(new, newest) >= old + LESS:

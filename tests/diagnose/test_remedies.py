@@ -71,7 +71,7 @@ def read_of(config):
     settings = options._asdict()
     for name in ('rewards', 'algorithm', 'config', 'diagnose'):  # the rewards are read where they change an advantage
         del settings[name]
-    judging = options.rewards.deadline, options.rewards.memory_gib, options.rewards.self_test
+    judging = options.rewards.deadline, options.rewards.memory_gib, options.rewards.self_test, options.rewards.retries
     return repr((shown, settings, step_of(algorithm, options).tolist(), judging))
 
 
