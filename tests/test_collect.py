@@ -273,9 +273,9 @@ def test_rft_samples_the_frozen_policy(long, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     'preset, changes, words',
     [
-        ('rft', dict(reward__verifier=''), ["reward.verifier = ''", 'reward.correct_at']),
-        ('vapo', dict(reward__verifier=''), ["reward.verifier = ''"]),
-        ('xrpo', dict(reward__verifier=''), ["reward.verifier = ''"]),
+        ('rft', dict(reward__verifier=''), ['reward.verifier is empty', 'reward.correct_at']),
+        ('vapo', dict(reward__verifier=''), ['reward.verifier is empty']),
+        ('xrpo', dict(reward__verifier=''), ['reward.verifier is empty']),
         ('maxrl', dict(reward__truncated_reward=-0.5), ['reward.truncated_reward = -0.5', 'correct']),
         ('grpo_process', dict(reward__length_shaping='kimi'), ["reward.length_shaping = 'kimi'", 'step_rewards']),
         ('grpo', dict(algorithm__advantage='gdpo', reward__truncated_reward=-0.5), ['truncated_reward', 'parts']),

@@ -330,13 +330,13 @@ def test_the_command_says_in_one_line_what_it_lacks():
     done = command('--samples=4')
     assert done.returncode == 2 and 'Traceback' not in done.stderr, done.stderr
     message = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
-    assert len(message) == 1 and all(word in message[0] for word in ('--workdir', '--config', '--out')), done.stderr
+    assert len(message) == 1 and all(word in message[0] for word in ('--workdir', '--out')), done.stderr
 
 
 def test_input_that_cannot_be_evaluated(workdir, tmp_path):
     out = str(tmp_path / 'out')
     for given, words in [
-        ((stories(), workdir, out), 'or, without it, --config'),
+        ((stories(), workdir, out), 'give one of them'),
         ((stories(), None, None), '--out'),
         ((stories(), None, str(tmp_path)), 'nothing is overwritten'),
         ((None, workdir, str(tmp_path)), 'nothing is overwritten'),

@@ -158,7 +158,7 @@ def test_healthy_runs_have_what_monitors_read():
     read = {name for monitor in diagnose.MONITORS.values() for name in monitor.reads}
     absent = {name for name in read if name not in rows[0] and not name.startswith(('evaluation/', 'reward/'))}
     # a penalty, a curriculum and resampling, none of which the demo has
-    assert absent <= {'kl_ref', 'kl_ref_sequence', 'retired', 'draws'}
+    assert absent <= {'kl_ref', 'kl_ref_sequence', 'retired', 'draws', 'reward_missing'}
 
 
 SUM = Example('47+85=', '132', 0, {})

@@ -33,6 +33,11 @@ def stopped(config, tmp_path_factory):
     return workdir, method
 
 
+def sound():
+    """The Algorithm of the config, which is not broken."""
+    return algorithms.make(tiny_run.config().algorithm)
+
+
 def test_a_skipped_update_is_kept_with_the_parameters_that_it_did_not_change(stopped):
     workdir, _ = stopped
     assert sorted(os.listdir(os.path.join(workdir, 'bad'))) == ['000000.npz', '000001.npz']
@@ -65,14 +70,14 @@ def test_the_replay_names_the_row_of_a_batch(stopped):
     workdir, batch = stopped[0], checkpoint.load_bad_batch(stopped[0], 1)
     batch.advantages[6] = np.inf
     checkpoint.dump_bad_batch(workdir, 4, batch)
-    lines = list(replay_bad.run(workdir, 4))
+    lines = list(replay_bad.run(workdir, 4, algorithm=sound()))
     (start,) = [i for i, line in enumerate(lines) if line.startswith('advantages of the batch')]
     assert lines[start + 1].startswith('  row 6 (group 1), token 0 ') and lines[start + 1].endswith(': inf')
     assert lines[-1].endswith('1 of 1 updates skipped')
 
 
 def test_what_is_fine_by_now_is_said_to_be(stopped):
-    lines = list(replay_bad.run(stopped[0], 1))  # with the algorithm of the config, which is not broken
+    lines = list(replay_bad.run(stopped[0], 1, algorithm=sound()))
     assert lines[-1].endswith('finite now: the cause was in the parameters')
 
 

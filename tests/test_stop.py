@@ -59,10 +59,10 @@ def assert_equal(workdir, straight):
 
 
 STOPS = {  # the signal that comes at a step, and where the run says that it stands
-    ('cold start', 1): (signal.SIGINT, 'step 1 of .*cold_start'),
-    ('train', 0): (signal.SIGTERM, 'step 0 of .*run'),
-    ('train', 1): (signal.SIGHUP, 'step 1 of .*run'),
-    ('train', 3): (signal.SIGINT, 'step 3 of .*run'),  # the last step
+    ('cold start', 1): (signal.SIGINT, '2 of 3 steps; .*cold_start'),
+    ('train', 0): (signal.SIGTERM, '1 of 4 steps; .*run'),
+    ('train', 1): (signal.SIGHUP, '2 of 4 steps; .*run'),
+    ('train', 3): (signal.SIGINT, '4 of 4 steps; .*run'),  # the last step
 }
 
 
@@ -100,18 +100,18 @@ def test_a_reward_that_fails_saves_the_last_finished_step_and_goes_on_bit_for_bi
     changed.reward.parts, changed.reward.verifier = (('mine', 1.0),), ''
     changed.reward.retries, changed.reward.most_missing = 0, 0.9
     monkeypatch.setattr(evaluate.Evaluator, '__call__', lambda *_: {'greedy': 0.0})  # which calls the reward too
-    rewarded = Failing(16, range(32, 48))  # all of step 2, of 16 completions each, and some of step 1
+    rewarded = Failing(17, range(33, 49))  # after one call to try it: all of step 2, and some of step 1
     with pytest.raises(rewards.RewardsMissing, match=r'16 of 16 completions.*the service is away') as error:
         train.run(changed, str(tmp_path / 'run'), functions={'mine': rewarded})
     assert error.value.status == 47  # launchers start it again
     assert sorted(os.listdir(tmp_path / 'run' / 'checkpoints')) == ['2']
     assert f'2 steps of {tmp_path}/run are saved; the same command goes on from there' in capsys.readouterr().err
-    train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(0)})
+    train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(1)})
     said = capsys.readouterr().err
     assert 'train: goes on after 2 of 3 steps\n' in said and 'train: 3 of 3, step 2, reward' in said
-    train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(0)})
+    train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(1)})
     assert 'train: finished after 3 steps; raise steps to go on\n' in capsys.readouterr().err
-    train.run(changed, str(tmp_path / 'straight'), functions={'mine': Failing(16)})
+    train.run(changed, str(tmp_path / 'straight'), functions={'mine': Failing(17)})
     assert (tmp_path / 'run' / 'metrics.jsonl').read_bytes() == (tmp_path / 'straight' / 'metrics.jsonl').read_bytes()
     first, *later = [row['reward_missing'] for row in tiny_run.rows(tmp_path / 'run')]
     assert first == 0 and later[0] > 0

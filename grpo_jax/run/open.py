@@ -119,7 +119,7 @@ def open_run(
             return run  # the rest compares them with one another
         run = open_algorithm(run, algorithm, check)
         settings, model = run.settings, run.model
-        if algorithm.needs_teacher:
+        if algorithm.needs_teacher and settings.teacher.path:
             columns, size = settings.data.max_prompt_tokens + settings.sampling.max_tokens, model.config.vocab_size
             check(policies.check_teacher_model, settings.teacher.path, model.tokenizer, size, columns, run.mesh)
         check(settings.log.tracking.check)
@@ -159,13 +159,14 @@ def open_config(
         located = check(data.locate, settings.data, check(steering.recorded_origins, workdir) or origins)
         model = check(_read_model, source, workdir, folder, changes, head)
         check(check_context, columns, model.folder)
-        # a mesh is chosen for all that it cuts
-        ready = not any(part is UNMADE for part in (*settings, model)) or (
-            settings.mesh is not UNMADE and settings.mesh.get('data', 1) > 0
-        )
-        chosen = check(open_mesh, settings, model.config, workdir, head) if ready else UNMADE
-        settings = settings if chosen is UNMADE else chosen
-        mesh = check(meshes.make, chosen.mesh)
+        if settings.mesh is UNMADE or settings.mesh.get('data', 1):
+            mesh = check(meshes.make, settings.mesh)
+        else:  # a mesh is chosen for all that it cuts
+            mesh = UNMADE
+        if mesh is not UNMADE or not any(part is UNMADE for part in (*settings, model)):
+            chosen = check(open_mesh, settings, model.config, workdir, head)
+            settings = settings if chosen is UNMADE else chosen
+            mesh = check(meshes.make, chosen.mesh)
         check(specs.params, check(lora.policy_table, model.config, source.lora), mesh)  # an axis may not divide
         # else a checkpoint has the adapters
         if source.lora.path and not (checkpoint.steps(workdir) or (steered and steered.branch)):

@@ -4,6 +4,7 @@ import ast
 import functools
 import json
 import os
+import shutil
 import types
 
 import jax
@@ -139,9 +140,11 @@ def test_a_chat_prompt_is_one_rendering_of_the_template(qwen3, system, before):
     assert ids.count(151644) == (3 if system else 2) and ids.count(151645) == (2 if system else 1)
 
 
-def test_show_prints_the_exact_text_and_ids_of_gsm8k(real, qwen3):
+def test_show_prints_the_exact_text_and_ids_of_gsm8k(real, qwen3, tmp_path):
     config = gsm8k.get_config()
-    config.model.path = qwen3.name_or_path
+    shutil.copytree(qwen3.name_or_path, tmp_path, dirs_exist_ok=True)
+    shutil.copy(hf.find('configs/models/Qwen3-0.6B') + '/config.json', tmp_path)
+    config.model.path, config.model.random_init = str(tmp_path), True
     config.data.options.folder = os.path.join(real, 'math')
     head, _, title, text, ids = list(show.lines(config, 1))
     index = data.indices(config.seed, 0, 1, 7473)[0]  # no prompt is too long

@@ -260,7 +260,7 @@ def test_other_quantizations_are_refused_with_the_ones_that_are_read(folder, qua
 
 def test_a_number_that_its_scale_makes_infinite_is_refused(folder):
     quantize(folder, np.asarray(np.float32(3e38)), numbers=np.full((40, 32), 2))
-    with refused(NAME, '1280 of 1280 numbers', 'NaN or infinite'):
+    with refused('1280 of 1280 numbers', NAME, 'NaN or infinite'):
         load(folder)
 
 

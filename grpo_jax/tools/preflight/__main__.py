@@ -4,7 +4,6 @@ Exit status 0: it fits, perhaps on another mesh than training chooses, which the
 output names settings that fit, if any was found; 2: bad input.
 
 Examples:
-    python -m grpo_jax preflight --config=gsm8k --topology=v5litepod-16
     python -m grpo_jax preflight --config=gsm8k --topology=gpu:a100-40
     python -m grpo_jax preflight --config=gsm8k --topology=v5p:2x2x1 --slices=2 --search=4 --json=runs/preflight.json
 """
