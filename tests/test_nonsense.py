@@ -55,8 +55,8 @@ ALLOWED = [
         'algorithm.efficient_share algorithm.efficient_alpha algorithm.entropy_penalty algorithm.llds_coef '
         'algorithm.positive_nll_coef algorithm.distill_coef algorithm.teacher_coef algorithm.teacher_top_k '
         'algorithm.behaviour_coef algorithm.kl_cov_coef reward_model.replay '
-        'reward.self_test reward.retries reward.most_missing learner.max_bad_steps log.kl_every log.probe_every model.lora.rank '
-        'mesh.data',
+        'reward.self_test reward.retries reward.most_missing learner.max_bad_steps log.kl_every '
+        'log.probe_every model.lora.rank mesh.data',
     ),
     ('zero', 'the first', 'seed reward.options.model.device reward.options.process.device'),
     ('zero', 'to keep nothing of the past', ' '.join(f'{name}.{key}' for name in (

@@ -59,10 +59,10 @@ def assert_equal(workdir, straight):
 
 
 STOPS = {  # the signal that comes at a step, and where the run says that it stands
-    ('cold start', 1): (signal.SIGINT, '2 of 3 steps; .*cold_start'),
-    ('train', 0): (signal.SIGTERM, '1 of 4 steps; .*run'),
-    ('train', 1): (signal.SIGHUP, '2 of 4 steps; .*run'),
-    ('train', 3): (signal.SIGINT, '4 of 4 steps; .*run'),  # the last step
+    ('cold start', 1): (signal.SIGINT, '2 of 3 steps; .*cold_start is saved'),
+    ('train', 0): (signal.SIGTERM, '1 of 4 steps; .*run is saved'),
+    ('train', 1): (signal.SIGHUP, '2 of 4 steps; .*run is saved'),
+    ('train', 3): (signal.SIGINT, '4 of 4 steps; .*run is saved'),  # the last step
 }
 
 

@@ -268,6 +268,8 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
         if options.length_shaping:
             shaping = check(_bind_shaping, options, max_tokens)
         for name, module in modules.items():
+            if name in (functions or {}) and declared_options(name):  # the config has options of its namesake
+                continue
             check(_check_declared, name, options.options.get(name, {}), check(_options_in, module))
         for key, source in sources.items():
             names = [custom.name_of(path) for path, _ in source.parts]
