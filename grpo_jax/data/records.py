@@ -88,7 +88,9 @@ def text_field(row: Mapping, field: str, where: str) -> str:
     value = get_field(row, field)
     if value is None:
         raise BadInput(
-            where, NO_VALUE, f'has nothing in field {field!r}; mend the row, which has {", ".join(map(str, row))}'
+            where,
+            NO_VALUE,
+            f'has nothing in field {field!r}; mend the row, which has {", ".join(map(str, row)) or "no field"}',
         )
     if isinstance(value, bool) or not isinstance(value, (str, int, float, decimal.Decimal)):
         raise BadInput(

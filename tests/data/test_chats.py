@@ -194,7 +194,7 @@ def test_prompts_without_answers_are_refused_by_file_and_row_where_a_verifier_is
         BadInput, match=r'3 of 4 rows.* are malformed, the first of them so: .*train.jsonl, line 2 has nothing in field'
     ):
         load_run(tmp_path, ROWS)
-    with pytest.raises(BadInput, match=r"train.jsonl, line 2 = None: field 'answer' must be text"):
+    with pytest.raises(BadInput, match=r"train.jsonl, line 2 has nothing in field 'answer'"):
         load_run(tmp_path, ROWS[:2], data__strict=True)
 
 
@@ -240,6 +240,9 @@ def test_chats_in_a_runs_rollouts_are_read_again(tmp_path):
 def test_show_prints_chats_without_answers(tmp_path, qwen3):
     (tmp_path / 'train.jsonl').write_text(json.dumps({'prompt': CHAT}) + '\n')
     config = demo.get_config()
-    config.model.path, config.data.name, config.data.chat = qwen3.name_or_path, 'files', True
+    shutil.copytree(qwen3.name_or_path, tmp_path / 'model')
+    shutil.copy(os.path.join(hf.find('configs/models/Qwen3-0.6B'), 'config.json'), tmp_path / 'model')
+    config.model.path, config.model.random_init = str(tmp_path / 'model'), True
+    config.data.name, config.data.chat = 'files', True
     config.data.options, config.data.max_prompt_tokens = {'folder': str(tmp_path)}, 200
     assert any('<|im_start|>system\\nsystem says so.<|im_end|>' in line for line in show.lines(config, 1))

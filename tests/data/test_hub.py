@@ -245,11 +245,11 @@ CHOSEN = {'prompt': 'p', 'chosen': 'a'}
 MALFORMED = [
     ('math', 'train.jsonl', math_row('p', 'It is 7.'), r'line 2 .*has no \\boxed{}'),
     ('math', 'train.jsonl', {'problem': 'p', 'answer': ''}, r"line 2 .*field 'answer' is empty"),
-    ('math', 'train.jsonl', {'problem': 'p'}, r"line 2 .*field 'answer' must be text"),
+    ('math', 'train.jsonl', {'problem': 'p'}, r"line 2 .*field 'answer'"),
     ('svamp', 'train.json', {'Body': 'b', 'Question': 'q', 'Answer': 'many'}, 'row 1 .*must be a number'),
     ('svamp', 'train.json', {'Body': ' ', 'Question': 'q', 'Answer': 1}, "row 1 .*field 'Body' is empty"),
     ('svamp', 'train.json', ['b'], 'row 1 .*must be an object with named fields'),
-    ('preferences', 'train.jsonl', CHOSEN, "line 2 .*field 'rejected' must be text"),
+    ('preferences', 'train.jsonl', CHOSEN, "line 2 .*field 'rejected'"),
     ('preferences', 'train.jsonl', {'chosen': 'a', 'rejected': 'b'}, 'line 2 .*must be one prompt'),
     ('preferences', 'train.jsonl', CHOSEN | {'rejected': [USER('q'), BOT('b')]}, 'line 2 .*must be one prompt'),
     ('preferences', 'train.jsonl', CHOSEN | {'rejected': [USER('p'), BOT('')]}, "line 2 .*field 'content' is empty"),

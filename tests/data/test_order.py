@@ -188,7 +188,7 @@ def test_retired_examples_are_passed_over_and_a_retired_source_leaves_its_share_
     retired = np.arange(45) < 5
     chosen, end = data.walk(SEED, 0, 8, retired, mixed.sources)
     assert set(labels(mixed, chosen)) == {'large'} and 29 <= end <= 32
-    with pytest.raises(BadInput, match='all 45 are retired'):
+    with pytest.raises(BadInput, match='has retired all 45 prompts'):
         data.walk(SEED, 0, 1, np.ones(45, bool), mixed.sources)
 
 
@@ -236,7 +236,7 @@ FILES = {'name': 'files', 'weight': 1.0, 'options': {}}
         ([{'name': 'files', 'weight': 1.0}], 'give it name, weight, options, and nothing but source'),
         ([FILES | {'name': 'mixture'}], 'is itself a mixture'),
         ([FILES | {'name': 'nonsense'}], 'nonsense'),
-        ([FILES], 'missing a required'),
+        ([FILES], 'data.options lacks folder'),
     ],
     ids=str,
 )

@@ -34,7 +34,7 @@ def test_a_data_set_of_ones_own_is_one_file(files):
     (files / 'countries' / 'capitals_train.jsonl').write_bytes(cache.encode('x.jsonl', COUNTRIES))
     lima, missing = read(data.locate(options('capitals.py', '', folder='countries', please=True)))
     assert lima == Example('What is the capital of Peru? Please.', 'Lima', 0, {'subject': 'America'})
-    with pytest.raises(BadInput, match=r"capitals_train.jsonl, line 2 .*field 'capital' must be text"):
+    with pytest.raises(BadInput, match=r"capitals_train.jsonl, line 2 .*field 'capital'"):
         raise missing
     assert {*data.options_of('capitals.py')} == {'folder', 'please'}
 

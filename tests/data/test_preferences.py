@@ -98,7 +98,7 @@ MALFORMED = {
 @pytest.mark.parametrize('name', MALFORMED)
 def test_a_row_that_is_no_pair_is_reported(tmp_path, name):
     _, error = read(tmp_path, FORMS['texts'][0], MALFORMED[name])
-    assert isinstance(error, BadInput) and str(error).startswith(f'{tmp_path / "train.jsonl"}, line 2 = ')
+    assert isinstance(error, BadInput) and str(error).startswith(f'{tmp_path / "train.jsonl"}, line 2 ')
 
 
 @pytest.fixture(scope='module')

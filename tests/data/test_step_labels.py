@@ -51,7 +51,7 @@ def test_labels_end_at_the_first_wrong_step(tmp_path):
 def test_a_malformed_row_is_told_by_its_line(tmp_path, changes):
     good = {'input': 'p', 'target': 'q', 'steps': ['a', 'b'], 'mistake_index': 1}
     bad = [made for made in write(tmp_path, good, good | changes) if isinstance(made, BadInput)]
-    assert len(bad) == 2 and all('task.jsonl, line 2 = ' in str(made) for made in bad)  # in both splits
+    assert len(bad) == 2 and all('task.jsonl, line 2 ' in str(made) for made in bad)  # in both splits
 
 
 @pytest.mark.parametrize('task', TASKS)
