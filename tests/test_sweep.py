@@ -147,7 +147,7 @@ def longer(preset='dr_grpo'):
     'key, value, words',
     [
         ('steps', 1, 'steps = 1: .* has 2 steps already; use another --workdir'),
-        ('group_size', 2, 'rollout.group_size = 2: was 4 in .*grpo'),
+        ('group_size', 2, 'grpo.*holds another run, in which rollout.group_size is 4 and not 2'),
     ],
 )
 def test_other_settings_in_a_folder_are_refused_before_any_run(swept, monkeypatch, key, value, words):
