@@ -238,8 +238,10 @@ def test_chats_in_a_runs_rollouts_are_read_again(tmp_path):
 
 
 def test_show_prints_chats_without_answers(tmp_path, qwen3):
-    (tmp_path / 'train.jsonl').write_text(json.dumps({'prompt': CHAT}) + '\n')
+    for split, prompt in {'train': CHAT, 'test': 'another'}.items():
+        (tmp_path / f'{split}.jsonl').write_text(json.dumps({'prompt': prompt}) + '\n')
     config = demo.get_config()
+    config.reward.verifier, config.supervised.updates = '', 0
     shutil.copytree(qwen3.name_or_path, tmp_path / 'model')
     shutil.copy(os.path.join(hf.find('configs/models/Qwen3-0.6B'), 'config.json'), tmp_path / 'model')
     config.model.path, config.model.random_init = str(tmp_path / 'model'), True
