@@ -99,7 +99,7 @@ UNMADE: Any = _Unmade()
 
 
 class Checks:
-    """A context of checks of which none needs another; its end raises all that they have refused.
+    """A context for independent checks; its end raises everything that they have refused.
 
     `check(function, ...)` returns what the function returns, or UNMADE when it raises BadInput. It calls no function
     with an argument that is UNMADE: what needs a thing that could not be made is not judged.

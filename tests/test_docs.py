@@ -567,7 +567,7 @@ def test_the_table_says_how_many_files_and_lines_each_takes():
 
 
 def test_every_experiment_is_listed_with_figures_that_were_measured():
-    """Each number of a docstring's line `Measured:` stands in the page of results, or in that of the recipes."""
+    """Each number of a docstring's line `Measured:` stands in the page of results or in the page of recipes."""
     page, measured = (doc_examples.read(f'docs/{name}.md') for name in ('config', 'results'))
     measured += doc_examples.read('docs/recipes.md')
     for name in config_file.experiments():

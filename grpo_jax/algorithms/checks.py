@@ -245,7 +245,7 @@ def list_inert(algorithm: 'Algorithm') -> list[str]:
 
 
 def _list_unmoved(algorithm):
-    """A clause for each piece of the user's that reads a ratio, of which no property says what it does at ratio 1."""
+    """Clauses that name the user's pieces which read a ratio and do not say (`bounded`) what they do at ratio 1."""
     own = (algorithm.ratio, algorithm.surrogate, algorithm.kl, algorithm.correction, *algorithm.regularizers)
     return [
         f'{pieces.name_of(piece)} reads a ratio that is 1 throughout, so that only its slope there counts'

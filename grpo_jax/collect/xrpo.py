@@ -76,7 +76,7 @@ def seed_unsolved(
     blocks: Sequence[Sequence],
     count: int,
 ) -> tuple[Dataset, int]:
-    """Returns (the Dataset of the owners' prompts, of which some are behind exemplars, the number of these).
+    """Returns (the Dataset of the owners' prompts, how many of these prompts stand behind exemplars).
 
     longest: tokens of a prompt, at most. unseeded: the step's P prompts. owners: the number of the prompt that each of
     the S places is for. blocks: for each of the P prompts, its select.Groups so far. count: exemplars, at most.

@@ -11,7 +11,7 @@ FILES = 'gsm8k_'
 
 
 def examples(split: str, *, folder: str, subset: str = 'main') -> list[Example | BadInput]:
-    """Reads folder/gsm8k_<split>.jsonl, or other files that files.rows reads, like those of openai/gsm8k on the hub.
+    """Reads folder/gsm8k_<split>.jsonl, or other files that files.rows reads, as from openai/gsm8k on the hub.
 
     subset: main, or socratic, whose solutions have a question before each step. meta has the solution as demonstration.
     """

@@ -19,7 +19,7 @@ Variants = Annotated[int, Range(least=0, most=1000)]
 def examples(
     split: str, *, folder: str, held_out: PositiveShare = 1.0, results: bool = True, variants: Variants = 0
 ) -> list[Example | BadInput]:
-    """Reads folder/svamp_<split>.jsonl, or other files that files.rows reads, like those of ChilleD/SVAMP on the hub.
+    """Reads folder/svamp_<split>.jsonl, or other files that files.rows reads, as from ChilleD/SVAMP on the hub.
 
     folder/svamp.jsonl is the whole challenge set, which its authors do not split. The share `held_out` of its stories,
     by default all, is the test split; problems whose first sentences differ only in numbers are one story. A row has

@@ -260,7 +260,7 @@ def rows_until_measured(rows: Rows, name: str) -> Rows:
 
 def average(rows: Rows, name: str) -> float | None:
     """Returns the metric's mean over the rows that have the metric; None when no row has it."""
-    values = [row[name] for row in rows if row.get(name) is not None]
+    values = [value for row in rows if (value := row.get(name)) is not None]
     return statistics.fmean(values) if values else None
 
 
@@ -302,8 +302,14 @@ def has_improved(before: Rows, now: Rows, context: Context) -> bool:
 
 def has_worsened(before: Rows, now: Rows) -> bool:
     """Returns whether the reward has fallen by more than half of its earlier standard deviation."""
-    old, new = averages(before, 'reward', 'reward_std'), average(now, 'reward')
-    return old is not None and new is not None and new < old[0] - old[1] / 2
+    least, new = least_reward(before), average(now, 'reward')
+    return least is not None and new is not None and new < least
+
+
+def least_reward(before: Rows) -> float | None:
+    """Returns the reward below which later rows have worsened; None without the reward or its standard deviation."""
+    old = averages(before, 'reward', 'reward_std')
+    return None if old is None else old[0] - old[1] / 2
 
 
 def format_steps(rows: Rows) -> str:

@@ -14,7 +14,9 @@ from grpo_jax.diagnose.signs import (
     format_change,
     format_number,
     format_steps,
+    has_worsened,
     last_values,
+    least_reward,
 )
 
 SOON = 2  # steps in a row
@@ -22,7 +24,7 @@ SOON = 2  # steps in a row
 MOVES = {'entropy': 2.0, 'length': 1.5, 'kl_ref': 10.0}
 SHARES, RISE = ('truncated', 'unparsed', 'repetitive'), 0.25  # shares of completions that degenerate, and their rise
 FAST = 4.0  # factor by which entropy falls; alone it is no fault: at 3e-4 labs/sums learns while it falls so in 7 steps
-LESS = 0.2  # share of a step's prompts, of which there are some dozens
+LESS = 0.2  # share of a step's prompts; a step has some dozens
 SPIKES = 2  # so many spikes in a window are too many
 TWICE = 2  # a bound of so many usual gradients clips spikes alone
 HUGE = 10  # one spike of so many times the threshold is enough
@@ -42,17 +44,12 @@ def large_updates(rows: Rows, context: Context) -> Sign | None:
 
 def _find_break(rows, context):
     """The Sign of a policy that became worse; None where there is none."""
-    count, first = context.options.patience, max(len(rows) - AGE, 0)
-    # each value is read once, since this runs after every step
-    rewards = [row.get('reward') for row in rows[first:]]
-    now = _mean(rewards[-SOON:])
-    for place, row in enumerate(rows[first:-SOON]):
-        bound = None if rewards[place] is None else rewards[place] - (row.get('reward_std') or 0) / 2
-        soon = _mean(rewards[place + 1 : place + 1 + count][-SOON:])
-        if bound is None or now is None or soon is None or max(now, soon) >= bound:
-            continue
-        place += first
+    count, now = context.options.patience, average(rows[-SOON:], 'reward')
+    for place in range(max(len(rows) - AGE, 0), len(rows) - SOON):
         before, after = rows[place : place + 1], rows[place + 1 : place + 1 + count][-SOON:]
+        least = least_reward(before)
+        if least is None or now is None or now >= least or not has_worsened(before, after):
+            continue
         moved = [name for name in (*MOVES, *SHARES) if _has_moved(name, MOVES.get(name, 1.0), before, after)]
         if moved:
             changes = [format_change(name, before, after) for name in ('reward', *moved)]
@@ -64,22 +61,14 @@ def _find_break(rows, context):
     return None
 
 
-def _mean(values):
-    """The mean of the values that are not None; None without any."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
 def _find_narrowing(rows, context):
     """The Sign of a policy that became certain of less; None where there is none."""
     wrong, window = 'groups_all_wrong', context.options.window
-    first = max(len(rows) - AGE, 0)
-    entropies = [row.get('entropy') for row in rows[first:]]
-    for place, old_entropy in enumerate(entropies[:-SOON], first):
-        soon = _mean(entropies[place + 1 - first : place + 1 - first + window][-SOON:])
-        if old_entropy is None or soon is None or soon > old_entropy / FAST:
-            continue
+    for place in range(max(len(rows) - AGE, 0), len(rows) - SOON):
         before, after = rows[place : place + 1], rows[place + 1 : place + 1 + window][-SOON:]
+        first, soon = average(before, 'entropy'), average(after, 'entropy')
+        if first is None or soon is None or soon > first / FAST:
+            continue
         lost = _fall_of_pass_rate(context)
         old, new, newest = (average(some, wrong) for some in (before, after, rows[-SOON:]))
         if old is not None and new is not None and newest is not None and min(new, newest) >= old + LESS:

@@ -73,7 +73,7 @@ def _check_source(reward_functions, examples):
 
 
 def try_out(reward_functions: RewardFunctions, examples: Sequence[Example]) -> RewardFunctions:
-    """The rewards, each of which was called once as a run does, on the gold answer of an example.
+    """Calls each reward once, as a run does, on the gold answer of an example; returns the rewards.
 
     Raises BadInput for each that fails or returns no reward, and where an example lacks a column. One that runs out of
     time or memory is warned of. Reward models are not called, since they would be loaded and compiled.

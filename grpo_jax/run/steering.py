@@ -208,7 +208,7 @@ def keys_amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[
 
 
 def check_programs(workdir: str, recorded: Mapping[str, Any], programs: Mapping[str, Any]) -> None:
-    """Compares programs with those of the last start in workdir, where settings and environment are the same.
+    """Compares the programs of two starts in workdir, this one and the last, if settings and environment are the same.
 
     recorded: the config; programs: Executables by name. Raises BadInput when the run has a user's pieces, since code
     that they call may have changed; warns when it has none, or the clone of grpo_jax has edits.

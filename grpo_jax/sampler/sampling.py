@@ -97,7 +97,7 @@ class Sampling(NamedTuple):
 
 
 class RolloutOptions(NamedTuple):
-    """The keys of config.rollout: those of Sampling, and those that Sampling has in another form or not at all."""
+    """The keys of config.rollout; Sampling has some of them in another form, and some not at all."""
 
     group_size: Count = 8  # G, completions of a prompt
     sampling: Flat[Sampling] = Sampling()

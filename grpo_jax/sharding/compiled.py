@@ -202,7 +202,7 @@ def make_executable(
 
 
 def options_on(mesh: Mesh) -> dict[str, Any]:
-    """Compiler options for the learner's executables on a mesh. On CPUs, those of ON_CPU that this XLA accepts.
+    """Compiler options for the learner's executables on a mesh. On CPUs, the options in ON_CPU that this XLA accepts.
 
     Without a compilation cache, also those of UNCACHED.
     """

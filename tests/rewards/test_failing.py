@@ -188,7 +188,7 @@ def test_the_gold_self_test_asks_again_and_then_refuses():
 
 
 def step_of(missing, count=20):
-    """Rewards of a step of which some completions lack a part."""
+    """Rewards of a step in which some completions lack a part."""
     errors = np.array(['judge: HTTPError: 500'] * missing + [''] * (count - missing), object)
     none = np.zeros(count)
     return rewards.Rewards(none, none, none, none, none, {}, {'missing': errors != ''}, none > 0, errors)

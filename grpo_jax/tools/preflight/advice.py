@@ -111,7 +111,7 @@ def candidate_flags(plan: plans.PlannedRun, candidate: Candidate) -> str:
 
 
 def train_flags(plan: plans.PlannedRun, given: Sequence[str], candidate: Candidate | None = None) -> str:
-    """Returns all flags to train with, as text: those of the command line, the mesh, and the candidate's changes.
+    """Returns the flags to train with, as text: the command line's flags, the mesh, and the candidate's changes.
 
     given: the words of the command line. A key that the candidate changes is left out of them.
     """

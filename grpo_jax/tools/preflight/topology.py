@@ -47,7 +47,7 @@ GPUS = {
 }
 GPU = re.compile(r'gpu:(?P<kind>[a-z]+\d+(?:-\d+)?|[\d.]+)(?:x(?P<count>\d+))?')
 FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # environment variable: the share of a GPU's memory that jax takes
-MARGIN = 0.02  # added to the temporaries that the CPU counts: docs/results.md compares them with those of a GPU
+MARGIN = 0.02  # added to the temporaries that the CPU counts; docs/results.md compares a CPU's and a GPU's temporaries
 
 
 def full_name(name: str) -> str:
