@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from grpo_jax import evaluate
+from grpo_jax import evaluate, rewards
 from grpo_jax.errors import BadInput, CannotWrite, InUse, Stopped
 from grpo_jax.hosts import lock, processes
 from grpo_jax.models.hf import families
@@ -121,7 +121,8 @@ def assert_equal(workdir, expected):
     for name in names:
         assert (workdir / name).read_bytes() == (expected / name).read_bytes(), name
     policies = [
-        jax.device_get(evaluate.open_policy(evaluate.open_recorded(str(folder)))[0]) for folder in (workdir, expected)
+        jax.device_get(evaluate.open_policy(evaluate.open_recorded(str(folder), trust=True))[0])
+        for folder in (workdir, expected)
     ]
     jax.tree.map(np.testing.assert_array_equal, *policies)
 
@@ -424,6 +425,37 @@ def test_ctrl_c_to_one_process_lets_both_finish_the_step(long, tmp_path):
         assert process.stdout.readline() == 'begun\n'
     running[1].send_signal(signal.SIGINT)
     assert [status for status, _ in end(running)] == [0, 0]
+
+
+# right where 'away' is not beside this file, and from the third step on raised where it is
+JUDGE = """
+import pathlib
+HERE = pathlib.Path(__file__).parent
+
+def judge(completion, answer):
+    rows = HERE / 'run' / 'metrics.jsonl'
+    if (HERE / 'away').exists() and rows.exists() and rows.read_text().count(chr(10)) >= 2:
+        raise ConnectionError('the judge is away')
+    return float(len(completion) % 3)
+"""
+
+
+def test_a_judge_that_stays_away_ends_two_processes_saved_and_then_they_go_on(long, tmp_path):
+    (tmp_path / 'judge.py').write_text(JUDGE)
+    (tmp_path / 'away').touch()
+    judged = [
+        f'--config.reward.parts=(("{tmp_path}/judge.py:judge", 1.0),)',
+        '--config.reward.verifier=',
+        '--config.reward.retries=0',
+        '--config.checkpoint.every=100',
+    ]
+    for status, errors in Run(tmp_path / 'run', 2, *judged).ends():
+        assert status == rewards.RewardsMissing.AGAIN and 'the judge is away' in errors, errors
+    assert os.listdir(tmp_path / 'run' / 'checkpoints') == ['2']
+    (tmp_path / 'away').unlink()
+    Run(tmp_path / 'run', 2, *judged).succeeds()
+    Run(tmp_path / 'straight', 2, *judged).succeeds()
+    assert_equal(tmp_path / 'run', tmp_path / 'straight')
 
 
 def test_a_full_disk_of_one_process_ends_two_and_then_they_go_on(long, alone, tmp_path):
