@@ -42,14 +42,14 @@ def test_the_printed_command_mends_a_learning_rate_that_is_far_too_high(long, tm
     assert not SAID.findall(shell(command))
     assert not train(tmp_path / 'default')
     right = round(128 * greedy(tmp_path / 'default'))
-    low, _ = share_interval(np.repeat([1.0, 0.0], [right, 128 - right]))
+    low, _ = share_interval(np.repeat([1.0, 0.0], [right, 128 - right]), level=0.95)
     assert greedy(tmp_path / 'high_2') > low - 0.05
 
 
 def test_a_rate_that_is_still_too_high_is_said_to_be(long, tmp_path):
-    """1e-3: entropy falls to a quarter in four steps, more and more prompts have no right completion."""
+    """1e-3: in four steps entropy falls to a quarter and the reward to less than half."""
     said = train(tmp_path / 'still', '--config.optimizer.learning_rate=1e-3')
     assert len(said) == 1, said
     ((step, monitor, text, command),) = said
-    assert monitor == 'large_updates' and int(step) <= 8 and 'the updates are still too large' in text
+    assert monitor == 'large_updates' and int(step) <= 8 and 'the updates are too large' in text
     assert command.endswith(f'--workdir={tmp_path}/still_2 --config.optimizer.learning_rate=0.00033')
