@@ -46,7 +46,7 @@ EXCEPTIONS = {
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
 # plain data beside JSON's: the arguments that its type, or its maker in MAKERS, takes
-PLAIN = {
+PLAIN: dict[type, Callable] = {
     collections.Counter: lambda value: [dict(value)],
     collections.OrderedDict: lambda value: [list(value.items())],
     collections.deque: lambda value: [list(value), value.maxlen],
@@ -60,8 +60,8 @@ PLAIN = {
     **{kind: lambda value: [value.start, value.stop, value.step] for kind in (range, slice)},
     **{kind: lambda value: [list(value)] for kind in (tuple, set, frozenset, bytes, bytearray)},
 }
-MAKERS = {kind: kind.fromisoformat for kind in (datetime.datetime, datetime.date, datetime.time)}
-TYPES = {kind.__name__: kind for kind in (bool, int, float, str, list, dict, *PLAIN)} | EXCEPTIONS
+MAKERS: dict[type, Callable] = {kind: kind.fromisoformat for kind in (datetime.datetime, datetime.date, datetime.time)}
+TYPES: dict[str, type] = {kind.__name__: kind for kind in (bool, int, float, str, list, dict, *PLAIN)} | EXCEPTIONS
 
 
 def encode(value: Any, remember: Callable) -> Any:
