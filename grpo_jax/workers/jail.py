@@ -71,10 +71,8 @@ def encode(value: Any, remember: Callable) -> Any:
     """
     if value is None or isinstance(value, (bool, float, str)):
         return value
-    if isinstance(value, int):
-        return (
-            int(value) if abs(value) < 2**64 else {'integer': hex(value)}
-        )  # Python refuses to write 4,300 decimal digits
+    if isinstance(value, int):  # Python refuses to write more than 4,300 decimal digits
+        return int(value) if abs(value) < 2**64 else {'integer': hex(value)}
     if isinstance(value, list):
         return [encode(item, remember) for item in value]
     if isinstance(value, tuple) and isinstance(fields := getattr(value, '_fields', None), tuple):
