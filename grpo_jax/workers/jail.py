@@ -134,6 +134,8 @@ ACTIONS = {
         for kind in (bool, float, format, hash, int, isinstance, iter, issubclass, len, next, repr, str)
     },
     'call': lambda f, args, named: f(*args, **named),
+    'enter': lambda manager: type(manager).__enter__(manager),
+    'exit': lambda manager, kind, error: type(manager).__exit__(manager, kind, error, None),
     'get': getattr,
     'set': setattr,
     'take': lambda iterator, count: list(itertools.islice(iterator, count)),
@@ -208,6 +210,9 @@ class Remote:
             return self._ask('contains', self, value)
         return any(item is value or item == value for item in iter(self))
 
+    def __exit__(self, kind, error, trace):
+        return self._ask('exit', self, kind, error)
+
     def __instancecheck__(self, value):
         return self._ask('isinstance', value, self)
 
@@ -227,7 +232,7 @@ def _forward():
     def compared(name):
         return lambda self, other: self._ask(name, self, other) if isinstance(other, Remote) else NotImplemented
 
-    for name in set(ACTIONS) - {'call', 'get', 'set', 'take', 'iter', 'contains', 'isinstance', 'issubclass'}:
+    for name in set(ACTIONS) - {'call', 'exit', 'get', 'set', 'take', 'iter', 'contains', 'isinstance', 'issubclass'}:
         setattr(Remote, f'__{name}__', compared(name) if name in ORDERS else of(name))
     for name in OPERATORS:
         setattr(Remote, f'__r{name}__', reflected(name))
