@@ -578,3 +578,33 @@ def test_every_experiment_is_listed_with_figures_that_were_measured():
         assert machine and (machine == 'not run') == (not time), row
         numbers = re.findall(r'[0-9][0-9.,]*[0-9]', f'{time} {figure}') if name != 'arithmetic_reward' else []
         assert [number for number in numbers if number not in measured] == [], row
+
+
+def sections(page):
+    """A page's sections by their anchor."""
+    parts = re.split(r'^## ', doc_examples.read(page), flags=re.MULTILINE)[1:]
+    return {re.sub(r'[^a-z0-9 -]', '', part.split('\n')[0].lower()).replace(' ', '-'): part for part in parts}
+
+
+def figures(text):
+    return set(re.findall(r'(?<![\w.@])-?\d+(?:[.,]\d+)*', re.sub(r'`[^`]*`|\]\([^)]*\)', ' ', text)))
+
+
+def test_figures_of_the_readme_stand_in_the_section_that_it_links():
+    results = doc_examples.read('README.md').split('## Results')[1].split('\n## ')[0]
+    speed = doc_examples.read('benchmarks/README.md')
+    bullets = re.findall(r'^- .*', results, re.MULTILINE)
+    assert len(bullets) >= 5
+    for bullet in bullets:
+        linked = re.findall(r'docs/results\.md#([\w-]+)', bullet)
+        text = ' '.join(sections('docs/results.md')[anchor] for anchor in linked) if linked else speed
+        names = {'39'} if 'presets' in bullet else set()  # its rows are counted by another test
+        assert sorted(figures(bullet) - names - figures(text) - figures(bullet.split(']')[0])) == [], bullet
+    (reached,) = re.findall(r'mean reward of ([\d.]+) to ([\d.]+)', doc_examples.read('README.md'))
+    assert set(reached) <= figures(sections('docs/results.md')['the-examples'])
+
+
+def test_every_section_of_results_names_its_command():
+    for name, text in sections('docs/results.md').items():
+        if name not in ('agreement-of-sampler-and-learner', 'published-runs-to-compare-with'):  # of all runs, of no run
+            assert re.search(r'`(python|bash) ', text), name

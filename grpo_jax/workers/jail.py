@@ -5,11 +5,18 @@ The judge's process has the tests. Over a pipe it asks the program's process to 
 and compares. So nothing that a program does to its own interpreter can make a test pass.
 """
 
+import builtins
+import collections
 from collections.abc import Callable
 import contextlib
+import datetime
+import decimal
+import fractions
 import importlib
+import itertools
 import json
 import math
+import operator
 import os
 import random
 import resource
@@ -24,7 +31,7 @@ if __package__:
 else:  # in an interpreter that has these two files alone
     import confinement
 
-# modules that programs often import
+# modules that programs often import; they are imported before the first program comes
 PRELOADED = (
     'bisect cmath collections copy dataclasses datetime decimal fractions functools heapq itertools operator re '
     'statistics string typing'
@@ -32,29 +39,63 @@ PRELOADED = (
 LONGEST = 2**24  # characters of an answer from the program's process
 CLOSED = 3  # exit status of a judge for which there were no more jobs
 
-TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict)}
+EXCEPTIONS = {
+    kind.__name__: kind
+    for module in (builtins, *map(importlib.import_module, PRELOADED))
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+}
+# plain data beside JSON's: the arguments that its type, or its maker in MAKERS, takes
+PLAIN: dict[type, Callable] = {
+    collections.Counter: lambda value: [dict(value)],
+    collections.OrderedDict: lambda value: [list(value.items())],
+    collections.deque: lambda value: [list(value), value.maxlen],
+    complex: lambda value: [value.real, value.imag],
+    datetime.datetime: lambda value: [value.isoformat()],  # before date, whose subclass it is
+    datetime.date: lambda value: [value.isoformat()],
+    datetime.time: lambda value: [value.isoformat()],
+    datetime.timedelta: lambda value: [value.days, value.seconds, value.microseconds],
+    decimal.Decimal: lambda value: [str(value)],
+    fractions.Fraction: lambda value: [value.numerator, value.denominator],
+    **{kind: lambda value: [value.start, value.stop, value.step] for kind in (range, slice)},
+    **{kind: lambda value: [list(value)] for kind in (tuple, set, frozenset, bytes, bytearray)},
+}
+MAKERS: dict[type, Callable] = {kind: kind.fromisoformat for kind in (datetime.datetime, datetime.date, datetime.time)}
+TYPES: dict[str, type] = {kind.__name__: kind for kind in (bool, int, float, str, list, dict, *PLAIN)} | EXCEPTIONS
 
 
 def encode(value: Any, remember: Callable) -> Any:
-    """A value in JSON's types: plain data without its subclass; another object becomes {'object': remember(value)}."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    """A value in JSON's types: plain data without its subclass; another object becomes {'object': remember(value)}.
+
+    Exceptions and their classes keep their type; one that the program defines becomes its number, name and base.
+    """
+    if value is None or isinstance(value, (bool, float, str)):
         return value
+    if isinstance(value, int):  # Python refuses to write more than 4,300 decimal digits
+        return int(value) if abs(value) < 2**64 else {'integer': hex(value)}
     if isinstance(value, list):
         return [encode(item, remember) for item in value]
-    for kind in (tuple, set, frozenset, bytes):
+    if isinstance(value, tuple) and isinstance(fields := getattr(value, '_fields', None), tuple):
+        return {'namedtuple': [type(value).__name__, [*fields], [encode(item, remember) for item in value]]}
+    for kind, arguments in PLAIN.items():
         if isinstance(value, kind):
-            return {kind.__name__: [encode(item, remember) for item in value]}
+            return {kind.__name__: encode(arguments(value), remember)}
     if isinstance(value, dict):
         return {'dict': [[encode(key, remember), encode(item, remember)] for key, item in value.items()]}
-    if isinstance(value, complex):
-        return {'complex': [value.real, value.imag]}
+    if isinstance(value, BaseException):
+        return {'exception': [encode(part, remember) for part in (type(value), value.args, vars(value))]}
     if isinstance(value, type) and TYPES.get(value.__name__) is value:
         return {'type': value.__name__}
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return {'exception type': [remember(value), value.__name__, encode(value.__base__, remember)]}
     return {'object': remember(value)}
 
 
 def decode(value: Any, find: Callable) -> Any:
-    """The inverse of encode; find(number) returns the object that encode remembered under the number."""
+    """The inverse of encode; find(number) returns the object that encode remembered under the number.
+
+    find(number, name, base) returns the class of exceptions of this number.
+    """
     if isinstance(value, list):
         return [decode(item, find) for item in value]
     if not isinstance(value, dict):
@@ -64,8 +105,41 @@ def decode(value: Any, find: Callable) -> Any:
         return find(content)
     if kind == 'type':
         return TYPES[content]
+    if kind == 'integer':
+        return int(content, 16)
     content = decode(content, find)
-    return complex(*content) if kind == 'complex' else TYPES[kind](content)
+    if kind == 'dict':
+        return dict(content)
+    if kind == 'namedtuple':
+        name, fields, values = content
+        return collections.namedtuple(name, fields)(*values)
+    if kind == 'exception type':
+        return find(*content)
+    if kind == 'exception':
+        exception, args, attributes = content
+        error = exception(*args)
+        vars(error).update(attributes)
+        return error
+    return MAKERS.get(TYPES[kind], TYPES[kind])(*content)
+
+
+# what the judge may ask of objects of the program: operators, which also take plain data beside one of its objects, ...
+OPERATORS = 'add sub mul matmul truediv floordiv mod pow lshift rshift and or xor'.split()
+ORDERS = 'eq lt le gt ge'.split()  # of two of its objects, so that it does not decide what equals the tests' data
+ACTIONS = {
+    **{name: getattr(operator, f'__{name}__') for name in (*OPERATORS, *ORDERS, 'neg', 'pos', 'invert', 'abs')},
+    **{name: getattr(operator, name) for name in ('getitem', 'setitem', 'delitem', 'contains')},
+    **{
+        kind.__name__: kind
+        for kind in (bool, float, format, hash, int, isinstance, iter, issubclass, len, next, repr, str)
+    },
+    'call': lambda f, args, named: f(*args, **named),
+    'enter': lambda manager: type(manager).__enter__(manager),
+    'exit': lambda manager, kind, error: type(manager).__exit__(manager, kind, error, None),
+    'get': getattr,
+    'set': setattr,
+    'take': lambda iterator, count: list(itertools.islice(iterator, count)),
+}
 
 
 def run_program(requests: int, replies: int, rules: int | None, filter_program: bytes | None):
@@ -82,25 +156,33 @@ def run_program(requests: int, replies: int, rules: int | None, filter_program: 
         confinement.confine(job['memory'], job['seconds'], rules, filter_program)
         program = sys.modules['program'] = types.ModuleType('program')
         exec(compile(job['program'], 'program.py', 'exec'), vars(program))
-        objects = [program]
+        objects, numbers = [program], {id(program): 0}
 
         def remember(value):
             """Keeps an object, and returns its number."""
-            objects.append(value)
-            return len(objects) - 1
+            if id(value) not in numbers:
+                numbers[id(value)] = len(objects)
+                objects.append(value)
+            return numbers[id(value)]
 
-        actions = {'call': lambda f, args, named: f(*args, **named), 'get': getattr, 'set': setattr, 'items': list}
         for line in lines:
             try:
-                action, *args = decode(json.loads(line), objects.__getitem__)
-                answer = json.dumps({'value': encode(actions[action](*args), remember)})
+                action, *args = decode(json.loads(line), lambda number, *_: objects[number])
+                answer = json.dumps({'value': encode(ACTIONS[action](*args), remember)})
             except BaseException as error:  # also SystemExit: the process is to answer the next test
-                answer = json.dumps({'error': type(error).__name__})
+                try:
+                    answer = json.dumps({'error': encode(error, remember)})
+                except BaseException:  # its attributes are no data
+                    answer = json.dumps({'error': {'exception': [encode(type(error), remember), [], {'dict': []}]}})
             print(answer, file=answers, flush=True)
 
 
 class Remote:
-    """The judge's handle to an object in the program's process that is no plain data; it equals only itself."""
+    """The judge's handle to an object in the program's process that is no plain data.
+
+    The program says what its object answers, but not what it equals: == and < ask it about two of its own objects only,
+    and `in` compares the items where the object has some.
+    """
 
     def __init__(self, ask, number):
         vars(self).update(_ask=ask, _number=number)
@@ -115,7 +197,48 @@ class Remote:
         self._ask('set', self, name, value)
 
     def __iter__(self):
-        return iter(self._ask('items', self))
+        iterator, count = self._ask('iter', self), 1
+        while items := self._ask('take', iterator, count):
+            yield from items
+            if iterator._number != self._number:  # a generator makes no item before it is asked for
+                count = min(2 * count, 1024)
+
+    def __contains__(self, value):
+        try:
+            self._ask('iter', self)
+        except TypeError:
+            return self._ask('contains', self, value)
+        return any(item is value or item == value for item in iter(self))
+
+    def __exit__(self, kind, error, trace):
+        return self._ask('exit', self, kind, error)
+
+    def __instancecheck__(self, value):
+        return self._ask('isinstance', value, self)
+
+    def __subclasscheck__(self, value):
+        return self._ask('issubclass', value, self)
+
+
+def _forward():
+    """Gives Remote the special methods that ask the program's process."""
+
+    def of(name):
+        return lambda self, *args: self._ask(name, self, *args)
+
+    def reflected(name):
+        return lambda self, other: self._ask(name, other, self)
+
+    def compared(name):
+        return lambda self, other: self._ask(name, self, other) if isinstance(other, Remote) else NotImplemented
+
+    for name in set(ACTIONS) - {'call', 'exit', 'get', 'set', 'take', 'iter', 'contains', 'isinstance', 'issubclass'}:
+        setattr(Remote, f'__{name}__', compared(name) if name in ORDERS else of(name))
+    for name in OPERATORS:
+        setattr(Remote, f'__r{name}__', reflected(name))
+
+
+_forward()
 
 
 def run_judge(requests: int, replies: int, verdict: int, rules: int | None, filter_program: bytes | None):
@@ -139,25 +262,37 @@ def run_judge(requests: int, replies: int, verdict: int, rules: int | None, filt
             print(json.dumps(value), file=requested, flush=True)
 
         def number(value):
-            if isinstance(value, Remote):
+            if isinstance(value, Remote) or value in classes.values():
                 return value._number
             raise TypeError(f'{type(value).__name__} cannot be sent to the program')
 
+        def find(number, name='', base=None):
+            if base is None:
+                return Remote(ask, number)
+            if number not in classes:
+                classes[number] = type(name, (base,), {'_number': number})
+            return classes[number]
+
         def ask(*request):
-            send(encode(list(request), number))
-            answer = json.loads(answers.readline(LONGEST))
+            request = encode(list(request), number)
+            try:
+                send(request)
+                answer = json.loads(answers.readline(LONGEST))
+            except (OSError, ValueError):  # the process has ended, or has written what is no answer
+                gone.append(request)
+                raise
             if 'error' in answer:
-                raise RuntimeError(answer['error'])
-            return decode(answer['value'], lambda number: Remote(ask, number))
+                raise decode(answer['error'], find)
+            return decode(answer['value'], find)
 
         def passes(source):
             try:
                 exec(source, namespace)
-            except Exception:
+            except BaseException:  # a program may raise SystemExit
                 return False
-            return True
+            return not gone  # a test may expect an exception, but not the end of the process
 
-        namespace = {'__name__': 'tests'}
+        namespace, classes, gone = {'__name__': 'tests'}, {}, []
         try:
             send({'program': job['program'], 'memory': job['memory'], 'seconds': seconds})
             for name, attribute in job['names'].items():
@@ -275,8 +410,6 @@ def serve(folder: str, alone: bool):
         'system calls': filter_program is not None,
     }
     _answer([name for name, active in layers.items() if active])
-    for name in PRELOADED:
-        importlib.import_module(name)
     exec('')  # the compiler's first use makes its types
     while run_job(folder, rules, filter_program, listener, alone):
         pass

@@ -1,7 +1,9 @@
 """Programs that want out, or to pass without being right: they score 0, and nothing of them stays on the machine."""
 
+import ast
 import contextlib
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -125,6 +127,60 @@ def test_plain_data_crosses_both_ways(value):
     program = f'def f(x): return {value}\ndef g(x): return repr(x), x == {value}'
     tests = [f'v = f(0); assert v == {value} and type(v) is type({value})', f'r, same = g({value}); assert same']
     assert run(program, tests, names=['f', 'g']) == [True, True]
+
+
+def read_programs():
+    """programs.txt: a name -> (program, a test that passes, a test that fails)."""
+    found = {}
+    for section in pathlib.Path(__file__).with_name('programs.txt').read_text(encoding='utf8').split('\n# ')[1:]:
+        name, content = section.split('\n', 1)
+        program, tests = content.split('\npasses:\n')
+        found[name] = (program, *tests.split('\nfails:\n'))
+    return found
+
+
+PROGRAMS = read_programs()
+
+
+@pytest.mark.parametrize('program, passes, fails', PROGRAMS.values(), ids=PROGRAMS)
+def test_right_programs_pass_whatever_types_their_tests_use(program, passes, fails):
+    names = [part.name for part in ast.parse(program).body if isinstance(part, (ast.FunctionDef, ast.ClassDef))]
+    names += [part.targets[0].id for part in ast.parse(program).body if isinstance(part, ast.Assign)]
+    assert run(program, [passes, fails], names=names) == [True, False]
+
+
+def test_a_test_that_expects_an_exception_does_not_take_the_end_of_the_process_for_it():
+    tests = [
+        'try:\n    f(2)\n    assert False\nexcept Exception:\n    pass',
+        'try:\n    f(3)\nexcept BaseException:\n    pass',
+    ]
+    assert run('import os\ndef f(x): os._exit(1)', tests) == [False, False]
+    assert run('def f(x): raise OSError("no")', tests) == [True, True]
+
+
+ALWAYS = """
+    class Always:
+        def __eq__(self, other): return True
+        __lt__ = __le__ = __gt__ = __ge__ = __eq__
+        def __ne__(self, other): return False
+        def __contains__(self, value): return True
+        def __iter__(self): return iter([])
+        def __hash__(self): return 4
+    class Number(int):
+        def __eq__(self, other): return True
+        def __hash__(self): return 4
+    def f(x): return Always()
+    def g(x): return Number(x)
+"""
+
+
+@pytest.mark.parametrize(
+    'test',
+    ['f(2) == 4', '4 == f(2)', 'f(2) in [4, 5]', 'f(2) < 4', '4 > f(2)', '4 in f(2)', 'f(2) in {4}', '[f(2)] == [4]']
+    + ['g(3) == 4', 'g(3) in [4]', '{1: g(3)} == {1: 4}', 'not f(2) != 4'],
+)
+def test_an_object_does_not_decide_what_it_equals(test):
+    assert run(ALWAYS, [f'assert {test}'], names=['f', 'g']) == [False]
 
 
 def test_objects_of_the_program_can_be_used():
