@@ -179,7 +179,9 @@ def open_config(
 
 
 def _check_workdir(workdir):
-    """Raises BadInput for a file, and for a folder without a run in which there is what no run writes."""
+    """Raises BadInput for no name, a file, and a folder without a run in which there is what no run writes."""
+    if not workdir:
+        raise BadInput('--workdir', workdir, 'names no folder; name one')
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise BadInput('--workdir', workdir, 'is a file; name a folder')
     names = [] if _is_begun(workdir) or not os.path.isdir(workdir) else os.listdir(workdir)
