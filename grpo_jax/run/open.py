@@ -151,6 +151,9 @@ def open_config(
     console.install()
     processes.start_devices()
     with Checks(outer) as check:
+        if not workdir:
+            check.keep(BadInput('--workdir', workdir, 'names no folder; name one'))
+            workdir = NOWHERE  # and not the folder in which the process is
         check(_check_workdir, workdir)
         changes = check(steering.changes, workdir, check(recorded_form, config))
         check(steering.check, changes, workdir, steered)  # first: another run's folder explains what else is wrong
@@ -179,9 +182,7 @@ def open_config(
 
 
 def _check_workdir(workdir):
-    """Raises BadInput for no name, a file, and a folder without a run in which there is what no run writes."""
-    if not workdir:
-        raise BadInput('--workdir', workdir, 'names no folder; name one')
+    """Raises BadInput for a file, and for a folder without a run in which there is what no run writes."""
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise BadInput('--workdir', workdir, 'is a file; name a folder')
     names = [] if _is_begun(workdir) or not os.path.isdir(workdir) else os.listdir(workdir)
