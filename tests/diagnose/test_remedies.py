@@ -38,7 +38,7 @@ SETTINGS = [
 
 
 WITH_SETTINGS = ('dr_grpo', 'maxrl')
-PAID = {}  # by settings, since most presets and remedies pay alike
+PAID, SETTLED = {}, {}  # by settings, since most presets and remedies share them
 
 
 def pay(options):
@@ -72,13 +72,22 @@ def step_of(algorithm, options):
     return algorithms.compute_advantages(algorithm, shaped, **inputs)
 
 
+def settle(config):
+    """The Settings of a config, of which what is read beside the algorithm is the same for many presets."""
+    sections = config.to_dict()
+    del sections['algorithm']
+    if repr(sections) not in SETTLED:
+        SETTLED[repr(sections)] = Settings.from_config(config)
+    return SETTLED[repr(sections)]
+
+
 def read_of(config):
     """All that a run of the config reads, as a text: its pieces with their numbers, its settings, what it learns."""
     algorithm = algorithms.make(config.algorithm, config.collection)
     shown = [(name, pieces.name_of(piece), pieces.numbers(piece)) if callable(piece) else (name, piece)
              for name, piece in algorithm._asdict().items() if name != 'regularizers']  # fmt: skip
     shown.append([(pieces.name_of(piece), pieces.numbers(piece)) for piece in algorithm.regularizers])
-    options = Settings.from_config(config)
+    options = settle(config)
     settings = options._asdict()
     for name in ('rewards', 'algorithm', 'config', 'diagnose'):  # the rewards are read where they change an advantage
         del settings[name]
