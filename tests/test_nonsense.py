@@ -408,7 +408,7 @@ def test_an_odd_config_ends_in_one_line(file, capsys):
     assert isinstance(ended(capsys, f'--config={file}'), str)
 
 
-ODD = ['optimizer.learning_rate=-1', "reward.parts=(('numeric', 1.0))", 'seed=-1', 'rollout.cache_gib=nan']
+ODD = ['optimizer.learning_rate=-1', 'seed=-1', 'rollout.cache_gib=nan']
 
 
 def test_the_command_ends_with_status_2_and_a_line_for_each(tmp_path):
