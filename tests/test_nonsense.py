@@ -387,6 +387,7 @@ def ended(capsys, *arguments):
         ('steps=' + '9' * 400, 'steps'),
         ('steps', 'steps'),
         ('steps=many', 'many'),
+        ('rollout.cache_gib=nan', 'rollout.cache_gib'),
         ('model.random_init=maybe', 'model.random_init'),
         ('reward.options.cosine.right=(1', 'reward.options.cosine.right'),
     ],
@@ -408,7 +409,7 @@ def test_an_odd_config_ends_in_one_line(file, capsys):
     assert isinstance(ended(capsys, f'--config={file}'), str)
 
 
-ODD = ['optimizer.learning_rate=-1', 'seed=-1', 'rollout.cache_gib=nan']
+ODD = ['optimizer.learning_rate=-1', 'seed=-1']
 
 
 def test_the_command_ends_with_status_2_and_a_line_for_each(tmp_path):
