@@ -118,7 +118,7 @@ def rows_of(declared, section, prefix=''):
         elif path.startswith('algorithm.') and name in MODULES:
             names = ', '.join(f'`{piece}`' for piece in pieces.list_pieces(MODULES[name]))
             values = f'a tuple of {names}' if name == 'regularizers' else names
-            yield f'`{path}`', f'`{section[name]!r}`', values, meanings[name]
+            yield f'`{path}`', f'`{section[name]!r}`', f'{values}, or FILE.py:NAME of yours', meanings[name]
         else:
             yield cells(path, section[name], key.annotation, meanings[name])
     if prefix == 'algorithm.':

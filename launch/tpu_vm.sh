@@ -39,7 +39,7 @@ help() {
   --env=NAME                                     the training gets this variable with its value here, like
                                                  --env=HF_TOKEN or --env=WANDB_API_KEY; repeatable
   --extra=NAME                                   of pyproject.toml, installed too, like --extra=wandb; repeatable
-  --max-restarts=N                               after crashes, with --keep; default 3
+  --max-restarts=N                               after crashes, in a whole --keep; default 3
   --worker=N --slice=N                           whose log; default 0 and 0
   --grace=SECONDS                                between SIGTERM and SIGKILL; default 600
   --dry-run                                      prints the gcloud commands and runs nothing

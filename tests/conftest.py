@@ -26,7 +26,7 @@ os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, (str(TESTS / 'children')
 # most of the suite's time is XLA compiling small programs, many of them the same ones
 os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', os.path.join(tempfile.gettempdir(), 'grpo_jax-tests'))
-os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.05')
 if 'PYTEST_XDIST_WORKER' in os.environ and hasattr(os, 'sched_setaffinity'):
     # each worker has cores of its own: threads of XLA wait by spinning, which takes a quarter of what they share
     worker, workers = int(os.environ['PYTEST_XDIST_WORKER'][2:]), int(os.environ['PYTEST_XDIST_WORKER_COUNT'])

@@ -8,6 +8,7 @@ import numpy as np
 
 from grpo_jax.models import hf, transformer
 from grpo_jax.models.hf import families
+from grpo_jax.models.linear import Adapted
 
 CHARACTERS = 'configs/models/characters'
 SMALL = {
@@ -39,3 +40,8 @@ def write_drawn(folder, seed):
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(seed), model_config)
     hf.save(str(folder), source, params, model_config, np.float32)
     return str(folder)
+
+
+def without_adapters(layers):
+    """Stacked layers with the base in the place of each Adapted: what a sampler has that does not merge."""
+    return {name: w.base if isinstance(w, Adapted) else w for name, w in layers.items()}

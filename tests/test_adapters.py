@@ -225,7 +225,7 @@ def test_sampled_lengths_follow_a_reward_of_length(tmp_path):
 
 
 def test_a_run_whose_sampler_does_not_merge_ends(long, tmp_path, monkeypatch):
-    monkeypatch.setattr(lora, 'merge', lora.without_adapters)
+    monkeypatch.setattr(lora, 'merge', small_model.without_adapters)
     with pytest.raises(RuntimeError, match='they were not merged'):
         # programs that no other test has traced
         train.run(config(steps=3, preset='dr_grpo', model__lora__alpha=9.0), str(tmp_path))

@@ -26,7 +26,6 @@ MODEL = os.path.join(ROOT, 'configs/models/characters')
 
 # what a command line can get wrong: (arguments, words of the message)
 COMMANDS = {
-    'wrong type': (['--config=configs/arithmetic.py', '--config.steps=many'], ['steps', 'many']),
     'missing model folder': (
         ['--config=configs/arithmetic.py', '--config.model.path=runs/none/there'],
         ['runs/none/there', 'Hugging Face folder'],

@@ -11,11 +11,12 @@ import time
 
 import pytest
 
-from grpo_jax import train
+from grpo_jax import reward_model, supervised, train
 from grpo_jax.errors import BadInput, CannotWrite, InUse
 from grpo_jax.hosts import lock, processes
 from grpo_jax.run.loop import owns_workdir
 from grpo_jax.run.rows import EVENTS
+from grpo_jax.tools import iterate, pipeline, sweep
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -217,16 +218,29 @@ def test_a_file_that_cannot_be_written_is_named_before_the_run(tmp_path, monkeyp
         owns_workdir(lambda workdir: pytest.fail('has run'))(str(tmp_path))
 
 
-def test_a_run_on_a_folder_in_use_is_refused_and_changes_nothing(tmp_path):
+RUNS = {
+    'train': train.run,
+    'supervised': supervised.run,
+    'reward_model': reward_model.run,
+    'iterate': lambda config, workdir: iterate.run(config, workdir, 1, 'none'),
+    'pipeline': lambda config, workdir: pipeline.run([], workdir),
+    'sweep': lambda config, workdir: sweep.run(lambda preset: config, ['grpo'], 1, workdir),
+}
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_a_run_on_a_folder_in_use_is_refused_and_changes_nothing(tmp_path, name):
     record = owner(tmp_path, host='elsewhere', machine='another')
     with pytest.raises(InUse):
-        train.run(tiny_run.config(), str(tmp_path))
+        RUNS[name](tiny_run.config(), str(tmp_path))
     assert os.listdir(tmp_path) == [lock.FILE]
     assert json.loads((tmp_path / lock.FILE).read_text(encoding='utf8')) == record
 
 
 @pytest.mark.parametrize('command', ['train', 'supervised', 'reward_model', 'iterate', 'sweep'])
-def test_each_command_is_refused_in_seconds(tmp_path, command):
+def test_each_command_is_refused_in_seconds(request, tmp_path, command):
+    if command != 'train':  # above each is refused without its command
+        request.getfixturevalue('long')
     arguments = {'iterate': ['--labelled=none'], 'sweep': ['--presets=grpo']}.get(command, [])
     config = {'iterate': 'arithmetic_iterative', 'reward_model': 'arithmetic_reward'}.get(command, 'arithmetic')
     with lock.own(str(tmp_path)):

@@ -261,7 +261,10 @@ def test_pathologies_amends_its_run(long, outside, tmp_path):
 
 def test_tpu_one_host_prints_its_commands_where_there_is_no_tpu(outside, tmp_path):
     out = texts(execute('tpu_one_host', tmp_path, outside))
-    assert 'python -m grpo_jax.train --config=gsm8k:dapo --workdir=runs/tpu --config.mesh.fsdp=8' in out
+    assert (
+        'python -m grpo_jax.train --config=gsm8k:dapo --workdir=runs/tpu --config.model.dtype=bfloat16' in out
+        and 'mesh.' not in out
+    )
     assert 'checkpoints in runs/tpu: none yet' in out and not (tmp_path / 'runs').exists()
 
 

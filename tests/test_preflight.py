@@ -317,6 +317,17 @@ def test_advice_knows_what_offloading_leaves(slices):
     assert (made.fetched_reference_bytes(), lends.fetched_reference_bytes()) == (0, of_params)
 
 
+@pytest.mark.parametrize('mesh', [dict(data=2, fsdp=2), dict(fsdp=2, context=2)])
+def test_changes_are_tried_on_the_users_own_mesh(slices, mesh):
+    own = {f'mesh__{axis}': size for axis, size in mesh.items()}
+    made = plan.make(tiny_run.config(preset='grpo', learner__remat='none', **own), 'v5e:2x2')
+    kept = [candidate for candidate in advice.list_candidates(made) if candidate.topology == made.topology]
+    kept = [candidate for candidate in kept if not any(key.startswith('mesh') for key in candidate.overrides)]
+    for key in ('learner.offload', 'learner.remat', 'learner.microbatches'):
+        first = next(candidate for candidate in kept if key in candidate.overrides)
+        assert advice.plan_changes(made, first).mesh.shape == made.mesh.shape
+
+
 def test_of_adapters_a_plan_counts_moments_and_a_frozen_model_once(slices, monkeypatch):
     def planned(**changes):
         return plan.make(tiny_run.config(preset='grpo', mesh__fsdp=4, model__dtype='bfloat16', **changes), 'v5e:2x2')

@@ -197,6 +197,16 @@ def test_the_command_has_a_line_for_each_and_status_2(tmp_path):
 # the workdir
 
 
+def test_a_workdir_without_a_name_is_refused_and_no_other_folder_is_read(tmp_path, monkeypatch):
+    tiny_run.record(open_config(tiny_run.config(seed=3), str(tmp_path)))
+    monkeypatch.chdir(tmp_path)  # where another run's config.json lies
+    before = os.listdir('.')
+    assert refusals(train.check, tiny_run.config(), '') == {'--workdir': "--workdir = '': names no folder; name one"}
+    with pytest.raises(BadInput, match=r"--workdir = '': names no folder"):
+        train.run(tiny_run.config(), '')
+    assert os.listdir('.') == before
+
+
 def test_another_runs_workdir_is_called_that_first(tmp_path):
     tiny_run.record(open_config(tiny_run.config(), str(tmp_path / 'run')))
     config = tiny_run.config(seed=3, rollout__group_size=8, mesh__data=16, evaluation__samples=0)

@@ -81,6 +81,11 @@ def test_what_is_fine_by_now_is_said_to_be(stopped):
     assert lines[-1].endswith('finite now: the cause was in the parameters')
 
 
+def test_pieces_of_a_notebook_are_asked_for(stopped):
+    with pytest.raises(BadInput, match=r"algorithm\.surrogate = '.*:broken': .*; give the same with algorithm="):
+        list(replay_bad.run(stopped[0], 1))
+
+
 @pytest.mark.parametrize('step, words', [(7, 'choose one of 0, 1'), (-1, 'choose one of 0, 1')])
 def test_a_step_without_a_batch_is_refused(stopped, step, words):
     with pytest.raises(BadInput, match=words):

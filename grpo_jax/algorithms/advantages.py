@@ -58,7 +58,7 @@ def best_and_worst(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G'
 def reward(
     rewards: Float[np.ndarray, 'P G'],
     *,
-    baseline: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0,  # what is taken off every reward
+    baseline: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0,  # subtracted from every reward
 ) -> Float[np.ndarray, 'P G']:
     """r - baseline, where the baseline is a constant: REINFORCE."""
     return rewards - baseline

@@ -27,6 +27,29 @@ CHOICES = {
 # the choices of an algorithm that are read from config.collection
 SECTIONS: dict[str, str] = {'dead_groups': 'collection', 'gate': 'collection', 'source': 'collection'}
 
+# what a piece may read, by the key that chooses the piece; see losses.make_inputs, losses.prepare, advantage_inputs
+_BY_ROW = ('mask', 'advantages', 'group_ids', 'correct')
+_BY_TOKEN = (
+    *_BY_ROW,
+    *('rewards', 'logprobs', 'entropy', 'base_logprobs', 'log_ratio', 'token_ratio', 'sampler_logprobs'),
+    *('ref_logprobs', 'log_rho', 'drift', 'teacher_kl'),
+)
+_OF_LOSS = (*_BY_TOKEN, 'ratio', 'weights', 'selected', 'top_covariance', 'entropy_coef', 'kl_coef')
+READABLE = {
+    'advantage': (
+        *('rewards', 'correct', 'mask', 'completion_mask', 'tokens', 'token_rewards', 'step_rewards', 'parts'),
+        *('part_weights', 'sizes', 'dead', 'discount', 'run_baseline', 'prompt_baselines', 'sampler_logprobs'),
+        *('old_logprobs', 'old_entropy', 'initial_entropy', 'values', 'teacher_logprobs'),
+    ),
+    'ratio': _BY_TOKEN,
+    'surrogate': (*_BY_TOKEN, 'ratio'),
+    'kl': _OF_LOSS,
+    'weights': _BY_ROW,
+    'correction': (*_BY_TOKEN, 'ratio'),
+    'selection': (*_BY_ROW, 'old_logprobs', 'old_entropy', 'log_rho', 'covariance'),
+    'regularizers': _OF_LOSS,
+}
+
 # data of the ratio between the policy now and before the step
 RATIOS = {'ratio', 'log_ratio', 'token_ratio'}
 
@@ -75,12 +98,11 @@ def check(algorithm: 'Algorithm') -> None:
             'the ratio is taken to the '
             'sampler already (ratio_base), so the drift would count twice; use correction none',
         )
-    if algorithm.denominator == 'selected' and 'drift' in pieces.reads(algorithm.correction):
-        raise BadInput(
-            'algorithm.denominator',
-            'selected',
-            'opsm drops rows as the policy moves, after the denominators are known; use all',
-        )
+    late = {*pieces.reads(algorithm.correction)} - {*READABLE['selection']}
+    if algorithm.denominator == 'selected' and late:
+        correction = pieces.name_of(algorithm.correction)
+        remedy = f'correction {correction} reads {min(late)}, which comes after the denominators; use all'
+        raise BadInput('algorithm.denominator', 'selected', remedy)
     if algorithm.baselines and algorithm.dead_groups == 'replay':
         raise BadInput(
             'collection.dead_groups',
@@ -187,11 +209,25 @@ def _explain_unused(key, readers, conditions, chosen, known):
     return f'nothing reads it{with_chosen}; leave it at its default, or choose {", or ".join(uses)}'
 
 
+def refuse_unreadable(algorithm: 'Algorithm') -> None:
+    """Raises BadInput for a piece that reads data which a run does not have where it calls the piece."""
+    for key, names in READABLE.items():
+        chosen = getattr(algorithm, key)
+        for piece in chosen if isinstance(chosen, tuple) else (chosen,):
+            unknown = [name for name in pieces.reads(piece) if name not in names]
+            if unknown:
+                near = difflib.get_close_matches(unknown[0], names, 1)
+                hint = f'; did you mean {near[0]}?' if near else '; a number of the piece stands behind a *'
+                remedy = f'reads {unknown[0]}, and may read {", ".join(sorted(names))}{hint}'
+                raise BadInput(f'algorithm.{key}', pieces.name_of(piece), remedy)
+
+
 def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates: int) -> list[str]:
     """Returns warnings, a list of sentences, about settings that do nothing, or not what is meant, in such a run.
 
     prompts: of a step. updates: optimizer updates on one rollout. Raises BadInput for what cannot work in such a run.
     """
+    refuse_unreadable(algorithm)
     advantage, numbers = pieces.name_of(algorithm.advantage), pieces.numbers(algorithm.advantage)
     if group_size < 2 and not pieces.property_of(algorithm.advantage, 'alone'):
         raise BadInput(

@@ -122,6 +122,9 @@ def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
         piece = user_files.load_function(f'algorithm.{key}', name)
     elif name in choices:
         piece = choices[name]
+    elif ':' in name:
+        remedy = 'names a function of Python, which no config can load; give the same with algorithm=, or FILE.py:NAME'
+        raise BadInput(f'algorithm.{key}', name, remedy)
     else:
         near = difflib.get_close_matches(name, choices, 3)
         hint = f'; did you mean {" or ".join(near)}?' if near else ''
@@ -144,13 +147,17 @@ def list_pieces(module: ModuleType) -> dict[str, Callable]:
 
 def reads(piece: Callable) -> list[str]:
     """The names of the data that a piece reads, in order."""
-    return [name for name, p in inspect.signature(piece).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return [name for name, p in _parameters(piece).items() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
 def numbers(piece: Callable) -> dict[str, Any]:
     """The numbers of a piece by name: what is bound, else the default, else inspect.Parameter.empty."""
-    parameters = inspect.signature(piece).parameters
-    return {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return {name: p.default for name, p in _parameters(piece).items() if p.kind is p.KEYWORD_ONLY}
+
+
+@functools.lru_cache(1024)  # a start asks for the signatures of all pieces again and again
+def _parameters(piece):
+    return inspect.signature(piece).parameters
 
 
 def name_of(piece: Callable) -> str:

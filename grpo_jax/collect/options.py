@@ -27,14 +27,14 @@ class CollectOptions(NamedTuple):
     max_draws: Amendable[Annotated[int, Range(least=1, most=10_000)]] = 10  # rollouts that resample may draw in a step
     max_staleness: Amendable[Natural] = 0  # steps that groups left over by resample, or of replay, may be old
     retire_above: Amendable[Share] = 0.0  # pass rate over all its visits from which a prompt retires; 0: none
-    # share of the places of steps that retired prompts get again
+    # share of a step's places that go to retired prompts again
     revisit: Amendable[Annotated[float, Range(least=0, below=1)]] = 0.0
     # completions of each prompt: equal, rollout.group_size; or so many on the average: pass_rate, most for those whose
     # groups may then differ; or uncertainty, in rounds, most where it takes most off (XRPO)
     allocation: Annotated[str, OneOf(ALLOCATIONS)] = 'equal'
     # completions that a prompt gets at a time, unless allocation is equal
     allocation_unit: Annotated[int, Range(least=2, most=1024)] = 2
-    # weight of few completions beside the uncertainty that more take off
+    # weight of a bonus for prompts with few completions, beside their uncertainty
     exploration: Amendable[Annotated[float, Range(least=0, most=1e6)]] = 1.0
     # solved prompts of a step that are written before an unsolved one
     seeding: Amendable[Annotated[int, Range(least=0, most=64)]] = 0

@@ -11,7 +11,7 @@ Factor = Annotated[float, Range(least=1)]
 class DiagnoseOptions(NamedTuple):
     """config.diagnose: the thresholds of the monitors, and where each comes from."""
 
-    # what a diagnosis does besides: say, save (a checkpoint), stop, or off
+    # what a diagnosis does: say; save, which also writes a checkpoint; stop; off
     on: Annotated[str, OneOf(('say', 'save', 'stop', 'off'))] = 'say'
     # steps over which a mean is taken, and compared with earlier ones
     window: Annotated[int, Range(least=2, most=10_000)] = 10
@@ -19,7 +19,7 @@ class DiagnoseOptions(NamedTuple):
     dead_share: PositiveShare = 0.9  # of groups; DAPO (2503.14476) shows them growing; the demo ends with 0.8
     truncated: PositiveShare = 0.25  # of completions
     entropy_share: PositiveShare = 0.05  # of the first step's entropy (2505.22617: gains end as it is used up)
-    entropy_floor: NotNegative = 0.01  # nats, where that is more
+    entropy_floor: NotNegative = 0.01  # nats; the larger of the two bounds counts
     repetitive: PositiveShare = 0.2  # of completions, and twice as many as at the start
     language_mixed: PositiveShare = 0.1  # of completions, and twice as many as at the start (R1, 2501.12948)
     kl_token: Positive = 0.5  # nats a token; 1e-3 to 1e-1 is usual
@@ -36,7 +36,7 @@ class DiagnoseOptions(NamedTuple):
     gradient_spike: Factor = 10.0  # in medians of the steps before
     reward_failures: PositiveShare = 0.05  # of completions whose reward died, expired or cannot be told
     evaluation_drop: PositiveShare = 0.05  # of pass@1, and more than two standard errors
-    generalization_gap: PositiveShare = 0.2  # by which accuracy in training leaves pass@1 behind
+    generalization_gap: PositiveShare = 0.2  # by which accuracy in training exceeds pass@1
     retired: PositiveShare = 0.9  # of prompts
     repeat_after: Count = 20  # steps for which a diagnosis must have been gone before it is said again
 

@@ -185,6 +185,8 @@ def own(folder: str, flag: str = '--workdir') -> Iterator[None]:
     processes of a run learn this from the first. Raises BadInput or CannotWrite for a folder that cannot be made or
     written to. The lock is released at the end of the context, also after an error.
     """
+    if not folder:
+        raise BadInput(flag, folder, 'names no folder; name one')
     buckets.refuse(flag, folder)
     path = os.path.realpath(folder)
     if path in _held:

@@ -186,11 +186,6 @@ def merge(layers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _merge_matrix(w) if _is_adapted(w) else w for name, w in layers.items()}
 
 
-def without_adapters(layers: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of stacked layers with the base in the place of each Adapted."""
-    return {name: w.base if _is_adapted(w) else w for name, w in layers.items()}
-
-
 def _merge_matrix(w):
     """W + scale A B of an Adapted of stacked layers, in float32."""
     inputs, outputs = 'xyz'[: w.a.ndim - 2], 'uvw'[: w.b.ndim - 2]

@@ -151,6 +151,9 @@ def open_config(
     console.install()
     processes.start_devices()
     with Checks(outer) as check:
+        if not workdir:
+            check.keep(BadInput('--workdir', workdir, 'names no folder; name one'))
+            workdir = NOWHERE  # and not the folder in which the process is
         check(_check_workdir, workdir)
         changes = check(steering.changes, workdir, check(recorded_form, config))
         check(steering.check, changes, workdir, steered)  # first: another run's folder explains what else is wrong

@@ -17,12 +17,12 @@ from grpo_jax.ranges import Count, Natural
 class Axes(NamedTuple):
     """config.mesh: how many devices lie along each axis."""
 
-    # 0: the devices that the other axes leave; with these at 1, all axes are chosen for the model and the batch; above
-    # 0: devices that rows are dealt to, each with all weights; 1: not cut
+    # devices that share the rows, each with all weights; 0: all devices that the other axes leave, and where these are
+    # 1, all axes are chosen for the model and the batch
     data: Natural = 0
-    fsdp: Count = 1  # devices that rows are dealt to, each with a share of the weights; 1: not cut
-    context: Count = 1  # devices that the columns of a row are dealt to; 1: not cut
-    tensor: Count = 1  # devices that heads and the width of the mlp are dealt to; 1: not cut
+    fsdp: Count = 1  # devices that share the rows, each with a part of the weights; 1: not cut
+    context: Count = 1  # devices that share the columns of a row; 1: not cut
+    tensor: Count = 1  # devices that share the heads and the width of the mlp; 1: not cut
 
 
 AXES = Axes._fields

@@ -137,6 +137,52 @@ def test_a_critics_advantage_written_as_a_plain_function_has_targets(discount, e
     np.testing.assert_allclose(targets, [expected])
 
 
+# what pieces may read
+
+
+@pytest.mark.parametrize('key', MODULES)
+def test_pieces_may_read_what_checks_say_and_no_more(key):
+    names = checks.READABLE[key]
+    assert all({*pieces.reads(piece)} <= {*names} for piece in pieces.list_pieces(MODULES[key]).values())
+    # one that reads all of it at once is called with all of it
+    everything = eval(f'lambda {", ".join(names)}: {"rewards" if key == "advantage" else "0.0 * mask + 1"}')
+    method = fixture.algorithm('grpo', advantage='group_norm')
+    method = method._replace(**{key: (everything,) if key == 'regularizers' else everything})
+    checks.check_run(method, group_size=4, prompts=2, updates=1)
+    if key == 'advantage':
+        given = dict.fromkeys(names, 1.0) | {'mask': GROUPED, 'correct': fixture.REWARDS, 'tokens': GROUPED}
+        given |= {'completion_mask': GROUPED, 'step_rewards': 1.0 * GROUPED, 'dead': np.zeros(2, bool)}
+        algorithms.compute_advantages(method, fixture.REWARDS, **{k: x for k, x in given.items() if k != 'rewards'})
+    else:
+        fixture.loss_and_gradient(method, fixture.experience(np.ones((8, 1), np.float32)))
+
+
+@pytest.mark.parametrize('key', MODULES)
+def test_a_piece_that_reads_what_is_not_there_is_refused_before_a_run(key):
+    def mine(mask, advantagse):
+        return mask
+
+    method = fixture.algorithm('grpo')._replace(**{key: (mine,) if key == 'regularizers' else mine})
+    with pytest.raises(BadInput, match=rf"algorithm\.{key} = 'mine': reads advantagse, and may read .*mask"):
+        checks.check_run(method, group_size=4, prompts=2, updates=1)
+
+
+def test_a_number_without_its_star_is_refused_with_the_remedy():
+    def mine(ratio, advantages, width=0.3):
+        return -advantages * ratio * width
+
+    with pytest.raises(BadInput, match=r'reads width, and may read .*; a number of the piece stands behind a \*'):
+        checks.check_run(fixture.algorithm('grpo')._replace(surrogate=mine), group_size=4, prompts=2, updates=1)
+
+
+def test_a_correction_of_the_policy_of_the_moment_has_no_denominators():
+    def mine(ratio):
+        return ratio
+
+    with pytest.raises(BadInput, match='correction mine reads ratio, which comes after the denominators; use all'):
+        checks.check(fixture.algorithm('gpg')._replace(correction=mine, denominator='selected'))
+
+
 # numbers of the learner
 
 

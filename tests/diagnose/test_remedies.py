@@ -1,6 +1,7 @@
 """A remedy that is named acts: the run reads what it changes. The printed command is the run's own, to be pasted."""
 
 import ast
+import functools
 import os
 import shlex
 
@@ -37,20 +38,30 @@ SETTINGS = [
 
 
 WITH_SETTINGS = ('dr_grpo', 'maxrl')
+PAID, SETTLED = {}, {}  # by settings, since most presets and remedies share them
+
+
+def pay(options):
+    """(shaped rewards, what else an advantage may read, dead groups by the gate) of the completions."""
+    settings = repr((options.rewards, options.sampling.max_tokens, options.collection.gate))
+    if settings not in PAID:
+        functions = rewards.build(options.rewards, options.sampling.max_tokens)
+        with functions:
+            rewarded = compute_rewards(functions, EXAMPLES, TEXTS, TRUNCATED, LENGTHS)
+            grouping = Grouping.by_sizes(np.array([4, 4]))
+            shaped = rewards.shape_rewards(functions, rewarded, grouping)
+            inputs = rewards.advantage_inputs(functions, EXAMPLES, rewarded, shaped, lambda: (), None, grouping)
+        PAID[settings] = shaped, inputs, find_dead(options.collection.gate, rewarded, grouping)
+    return PAID[settings]
 
 
 def step_of(algorithm, options):
     """What a step of the run learns from rewards: advantages of eight completions, as train.py has them."""
-    functions = rewards.build(options.rewards, options.sampling.max_tokens)
-    with functions:
-        rewarded = compute_rewards(functions, EXAMPLES, TEXTS, TRUNCATED, LENGTHS)
-        grouping = Grouping.by_sizes(np.array([4, 4]))
-        shaped = rewards.shape_rewards(functions, rewarded, grouping)
-        inputs = rewards.advantage_inputs(functions, EXAMPLES, rewarded, shaped, lambda: (), None, grouping)
+    shaped, inputs, dead = pay(options)
     mask = np.arange(9) < np.reshape(LENGTHS, (2, 4, 1))
     values = np.tile(np.arange(9) / 9, (2, 4, 1))
     steps = np.where(mask, values * np.reshape(shaped, (2, 4, 1)) ** options.rewards.steps_with_outcome, np.nan)
-    inputs |= {'step_rewards': steps, 'dead': find_dead(options.collection.gate, rewarded, grouping)}
+    inputs = inputs | {'step_rewards': steps, 'dead': dead}
     inputs |= dict.fromkeys(('old_logprobs', 'sampler_logprobs', 'teacher_logprobs', 'ref_logprobs'), -values)
     inputs |= {'old_entropy': values, 'initial_entropy': 0.5, 'values': values, 'kl': values, 'mask': mask}
     inputs |= {
@@ -61,13 +72,22 @@ def step_of(algorithm, options):
     return algorithms.compute_advantages(algorithm, shaped, **inputs)
 
 
+def settle(config):
+    """The Settings of a config, of which what is read beside the algorithm is the same for many presets."""
+    sections = config.to_dict()
+    del sections['algorithm']
+    if repr(sections) not in SETTLED:
+        SETTLED[repr(sections)] = Settings.from_config(config)
+    return SETTLED[repr(sections)]
+
+
 def read_of(config):
     """All that a run of the config reads, as a text: its pieces with their numbers, its settings, what it learns."""
     algorithm = algorithms.make(config.algorithm, config.collection)
     shown = [(name, pieces.name_of(piece), pieces.numbers(piece)) if callable(piece) else (name, piece)
              for name, piece in algorithm._asdict().items() if name != 'regularizers']  # fmt: skip
     shown.append([(pieces.name_of(piece), pieces.numbers(piece)) for piece in algorithm.regularizers])
-    options = Settings.from_config(config)
+    options = settle(config)
     settings = options._asdict()
     for name in ('rewards', 'algorithm', 'config', 'diagnose'):  # the rewards are read where they change an advantage
         del settings[name]
@@ -97,6 +117,7 @@ def test_the_run_reads_what_any_remedy_changes(preset):
         except BadInput:  # the preset needs what these settings take away
             continue
         context = Context.from_config(config)
+        context = context._replace(acts=functools.cache(context.acts))
         answers = [answer for monitor in MONITORS.values() for answer in monitor.answers.values()]
         remedies = {context.remedy(answer, {'margin': '30'}, 0) for answer in answers} - {''}  # lengths from 2 on
         assert len(remedies) > 8

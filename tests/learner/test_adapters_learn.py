@@ -22,6 +22,7 @@ from grpo_jax.sampler.engine import make_sampler
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.types import Prompts, map_table
+from tests import small_model
 
 OPTIONS = LoraOptions(rank=4, alpha=8.0)
 INT8 = OPTIONS._replace(base_dtype='int8')
@@ -239,7 +240,7 @@ def test_a_base_in_int8_takes_a_quarter_and_is_never_whole_as_floats(policy):
 
 
 def test_a_sampler_that_does_not_merge_is_found_out(policy, monkeypatch):
-    monkeypatch.setattr(lora, 'merge', lora.without_adapters)
+    monkeypatch.setattr(lora, 'merge', small_model.without_adapters)
     policy = dataclasses.replace(policy[0], norm_eps=2e-6), policy[1]  # of which no other test has traced the programs
     rollout, params, stats = rollout_of(policy, ALONE)
     assert gap(policy, rollout, params) > 0.05

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from grpo_jax import algorithms, learner
+from grpo_jax.algorithms import pieces
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import Learning, Optimization, build_optimizer
@@ -204,9 +205,17 @@ def test_forced_tokens_are_read_but_carry_no_loss(run, experience, assert_close)
     assert not unchanged(reread.params, plain.params)
 
 
-@pytest.mark.parametrize('preset', sweep.choose_presets('all'))
+def data_of(preset):
+    """What the update of a preset reads, and what besides its formulas it is traced from."""
+    method = algorithms.make(default.get_config(preset).algorithm)
+    reads = sorted({*method.reads, *pieces.reads(method.weights)})
+    needs = algorithms.is_by_token(method), method.needs_values, method.needs_teacher
+    return repr((reads, needs, method.adapting, method.ratio_base, method.denominator))
+
+
+@pytest.mark.parametrize('preset', {data_of(preset): preset for preset in sweep.choose_presets('all')}.values())
 def test_update_of_every_preset_keeps_the_shapes_of_the_state(tiny, experience, preset):
-    # traced, not compiled: what each preset computes is held against numbers in tests/algorithms
+    # traced, not compiled, one of those that read the same: tests/algorithms holds the formulas of all against numbers
     c, params = tiny
     method = algorithms.make(default.get_config(preset).algorithm)
     learning = Learning(2, 2, 2, chunk=16, remat='full', dtype='bfloat16', value_clip=0.2)

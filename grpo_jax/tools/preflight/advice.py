@@ -148,14 +148,17 @@ def list_candidates(plan: plans.PlannedRun) -> list[Candidate]:
 
 
 def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
-    """Yields candidates with other slices, meshes, prompts a step and microbatches; the first one changes nothing."""
-    config = plan.config
+    """Yields candidates with other slices, meshes, prompts a step and microbatches, and the plan itself among them."""
+    config, own = plan.config, meshes.sizes_of(plan.config.mesh)
     kind, _, size = plan.topology.partition(':')
     sizes = SLICES.get(kind, ())
     larger = sizes[sizes.index(size) :] if size in sizes else (size,)
     for step, name in enumerate(larger):
         count = len(topologies.devices(f'{kind}:{name}', plan.slices))
-        for mesh in meshes.list_meshes({}, plan.run.model.config, count, plan.slices):
+        choices = meshes.list_meshes({}, plan.run.model.config, count, plan.slices)
+        if name == size and own not in choices:  # a mesh that the user has chosen
+            choices = [own, *choices]
+        for mesh in choices:
             axes = {f'mesh.{axis}': mesh[axis] for axis in AXES if mesh[axis] != config.mesh[axis]}
             mesh_cost = (COSTS.other_mesh + COSTS.tensor_shard * mesh['tensor']) * bool(axes)
             shards = count // mesh['tensor']

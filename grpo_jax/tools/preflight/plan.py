@@ -20,6 +20,7 @@ from grpo_jax.learner.programs import Learner
 from grpo_jax.models import hf, lora, transformer
 from grpo_jax.models.hf import families
 from grpo_jax.run.open import (
+    NOWHERE,
     Model,
     Run,
     check_context,
@@ -169,7 +170,7 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
     settings = settings._replace(sampling=sampling)
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens)
-    run = Run(settings, None, Model(model_config, None, folder), mesh, reward_functions, '')
+    run = Run(settings, None, Model(model_config, None, folder), mesh, reward_functions, NOWHERE)
     run = open_algorithm(run, make_algorithm(config))
     algorithm, shapes = run.algorithm, settings.step_shapes(run.algorithm)
     aux = abstract_aux(settings.collection, shapes, 1) | abstract_history(algorithm, 1)
