@@ -123,13 +123,18 @@ def _check_vocabulary(tokenizer, encoded, folder, size):
         )
 
 
-def stop_tokens(folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int | None = None) -> tuple[int, ...]:
-    """Sorted ids that end a completion: eos_token_id in generation_config.json, and the tokenizer's eos token.
+def stop_tokens(
+    folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int | None = None, turn_end: int | None = None
+) -> tuple[int, ...]:
+    """Sorted ids that end a completion.
 
-    Raises BadInput without any, and for a number that is no id, or is not below vocab_size.
+    They are eos_token_id in generation_config.json and in config.json, the tokenizer's eos token, and turn_end, with
+    which the chat template ends a turn. Raises BadInput without any, and for a number that is no id, or is not below
+    vocab_size.
     """
-    ids = {*eos_tokens(folder, 'generation_config.json', vocab_size)}
-    ids |= set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+    ids = {tokenizer.eos_token_id, turn_end} - {None}
+    for name in ('generation_config.json', 'config.json'):
+        ids.update(eos_tokens(folder, name, vocab_size))
     if not ids:
         raise BadInput('model.path', folder, 'names no end-of-sequence token; set eos_token in tokenizer_config.json')
     return tuple(sorted(ids))
