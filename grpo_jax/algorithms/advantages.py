@@ -245,7 +245,7 @@ def gdpo(
     total = np.where(np.isfinite(parts).any(0), total, np.nan)
     dead = np.all([group_math.find_equal(part) for part in parts], 0)
     scale = group_math.batch_std(total, std_ddof) + std_eps
-    return np.where(dead[:, None], 0.0, total - np.nanmean(total)) / scale
+    return np.where(dead[:, None], 0.0, total - group_math.group_means(total.reshape(1, -1))) / scale
 
 
 @pieces.properties(by_token=False)

@@ -183,6 +183,44 @@ def test_functions_of_a_notebook_are_parts_by_name():
     assert compute(reward_functions, [example('')], ['ab', 'abcd'])[0].tolist() == [1.0, 0.5]
 
 
+FILE_OF_TRUNCATED = """
+def told(completion, truncated):
+    return float(truncated)
+"""
+
+
+def test_a_reward_may_ask_whether_the_budget_cut_the_completion_off(tmp_path):
+    (tmp_path / 'mine.py').write_text(FILE_OF_TRUNCATED)
+
+    def keyword(completion, example, *, truncated):
+        return float(truncated)
+
+    def of_all(completions, truncated):
+        return [float(cut) for cut in truncated]
+
+    async def later(text, truncated=None):
+        return float(truncated)
+
+    functions = {'keyword': keyword, 'of_all': of_all, 'later': later}
+    names = (f'{tmp_path}/mine.py:told', *functions)
+    reward_functions = make(*((name, 1.0) for name in names), functions=functions, verifier='told')
+    rewards.check_parameters(reward_functions, [example('1')])
+    told = rewards.compute_rewards(reward_functions, [example('1')], ['a', 'b'], [True, False], [1, 1])
+    stream = rewards.RewardStream(reward_functions, [example('1')], 2, Letters())
+    for row, cut in enumerate((True, False)):
+        stream.add(row, [1], cut)
+    for rewarded in (told, stream.results()):
+        assert {*rewarded.parts} == {'told', *functions}
+        assert [values.tolist() for values in rewarded.parts.values()] == [[1.0, 0.0]] * 4
+
+
+@pytest.mark.parametrize(('name', 'column'), [('countdown', 'numbers'), ('code', 'before')])
+def test_a_reward_of_the_package_is_refused_where_the_data_lack_what_it_reads(name, column):
+    reward_functions = make((name, 1.0))
+    with pytest.raises(BadInput, match=f"^reward.parts = '{name}': reads the column '{column}' .* target"):
+        rewards.check_parameters(reward_functions, [Example('?', '8', 0, {'nums': [3, 5], 'target': 8})])
+
+
 def test_batched_rewards_see_all_completions_with_their_examples(file):
     calls = []
 
