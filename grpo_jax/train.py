@@ -157,9 +157,8 @@ def check(config, workdir, algorithm=None, functions=None, steering=None) -> tup
     with Checks() as checks, run.rewards:
         if settings.supervised.updates and not begun:
             most, name = settings.sampling.max_tokens, settings.data.name
-            tokenizer, stop_tokens = run.model.tokenizer, settings.sampling.stop_tokens
-            end = checks(data.find_end, tokenizer, settings.data.prompt_format, stop_tokens)
-            checks(demonstrations.find, splits.train, tokenizer, ('demonstration',), most, name, end)
+            end = checks(data.find_end, run.model.tokenizer, settings.data.prompt_format, settings.sampling.stop_tokens)
+            checks(demonstrations.find, splits.train, run.model.tokenizer, ('demonstration',), most, name, end)
         collector = checks(make_collector, run, splits)
         checks(make_run_learner, run, collector.aux)
         checks(evaluate.make_evaluator, run, splits.test, 'test', settings.evaluation.samples)

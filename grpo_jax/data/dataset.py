@@ -161,8 +161,8 @@ def _encode(tokenizer, rows, prompt_format, split):
         try:
             tokens = encode_prompt(tokenizer, row.prompt, prompt_format, row.messages, where, text)
             continued = row.messages and row.messages[-1]['role'] == 'assistant'
-            said = str(row.messages[-1]['content']) if continued else ''
-            encoded.append((row._replace(begun=find_begun(tokenizer, tokens, said)), tokens))
+            words = str(row.messages[-1]['content']) if continued else ''
+            encoded.append((row._replace(begun=find_begun(tokenizer, tokens, words)), tokens))
         except BadInput as error:
             encoded.append(error.with_traceback(None))
     return encoded

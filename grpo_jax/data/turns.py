@@ -74,16 +74,16 @@ def encode_turn(tokenizer: Any, words: str, end: TurnEnd) -> list[int]:
     return [*tokenizer.encode(words + end.before, add_special_tokens=False), end.token]
 
 
-def find_begun(tokenizer: Any, ids: Sequence[int], said: str = '') -> str:
+def find_begun(tokenizer: Any, ids: Sequence[int], words: str = '') -> str:
     """The end of a prompt that belongs to the completion: a tag that it opens there, and blanks; '' without one.
 
-    Chat templates of DeepSeek-R1 and Qwen3-Thinking end a prompt with '<think>\\n'. said: the assistant's words at the
+    Chat templates of DeepSeek-R1 and Qwen3-Thinking end a prompt with '<think>\\n'. words: the assistant's at the
     end of the prompt, which the completion continues; a tag that they leave open counts with all that follows it.
     """
-    for tag in reversed([*OPENING.finditer(said)]):
+    for tag in reversed([*OPENING.finditer(words)]):
         closing = f'</{tag[1]}>' if tag[1] else f'[/{tag[2]}]'
-        if closing not in said[tag.end() :]:
-            return said[tag.start() :]
+        if closing not in words[tag.end() :]:
+            return words[tag.start() :]
     # the texts of single tokens are remembered: to decode every prompt would take seconds for a large data set
     text_of = _token_texts(tokenizer)
     tail = ''.join(text_of(i) for i in ids[-LONGEST:])

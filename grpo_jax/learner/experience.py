@@ -69,8 +69,7 @@ def make_experience(
 
 
 def drop_truncated(experience: Experience) -> Experience:
-    """The Experience without the tokens of truncated completions: they leave the completion mask, and so every
-    denominator. Advantages stay: the completions' rewards count in their groups (arXiv 2503.14476, section 3.4)."""
+    """The Experience without the tokens of truncated completions: the overlong filter (arXiv 2503.14476, section 3)."""
     rollout = experience.rollout
     mask = jnp.where(rollout.truncated[:, None], False, rollout.completion_mask)
     return experience.replace(rollout=rollout.replace(completion_mask=mask))

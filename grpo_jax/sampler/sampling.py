@@ -30,8 +30,7 @@ class Sampling(NamedTuple):
     # of tokens that prompt or completion hold, as in transformers (arXiv 1909.05858); 1.0: none
     repetition_penalty: Annotated[float, Range(least=0.01, most=100)] = 1.0
     min_tokens: Natural = 0  # no stop before that many
-    # tokens of a completion after which thinking that is open is ended: thinking_end is forced; 0: never
-    thinking_tokens: Natural = 0
+    thinking_tokens: Natural = 0  # tokens of a completion after which open thinking is ended by force; 0: never
     thinking_end: NoKey[tuple[int, ...]] = ()  # the tokens that are forced
     stop_strings: tuple[Text, ...] = ()  # a completion ends with the token that completes one of them
     thinking_text: NoKey[str] = ''  # the text of thinking_end

@@ -5,6 +5,7 @@ Every field of ModelConfig is read from config.json through transformers, which 
 
 from collections.abc import Callable, Mapping
 import contextlib
+import logging
 import math
 import os
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from grpo_jax.models import transformer
 from grpo_jax.models.hf import folder as folders
 from grpo_jax.models.hf import tensors as tensor_files
 from grpo_jax.models.hf.names import NAMES
+
+logger = logging.getLogger('grpo_jax')
 
 SIZES = {
     'vocab_size': 2**31 - 1,
@@ -154,6 +157,8 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
     if fields['activation'] not in list(transformer.ACTIVATIONS):
         supported = ', '.join(transformer.ACTIVATIONS)
         raise BadInput(f'{key} in {path}', fields['activation'], f'is not supported; choose a model with {supported}')
+    if own_head := hf.tie_word_embeddings and has_own_head(folder):
+        logger.warning('%s: config.json ties the head, and the weights have one of its own: both are kept', folder)
     c = transformer.ModelConfig(
         vocab_size=hf.vocab_size,
         width=hf.hidden_size,
@@ -163,7 +168,7 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
         head_dim=read_head_dim(hf, path),
         mlp=hf.intermediate_size,
         norm_eps=hf.rms_norm_eps,
-        tie_embeddings=hf.tie_word_embeddings and not has_own_head(folder),
+        tie_embeddings=hf.tie_word_embeddings and not own_head,
         **_rotary_fields(FAMILIES[family], hf, path),
         **fields,
     )
