@@ -46,7 +46,7 @@ def get_config(preset='grpo'):
     config.rollout.temperature = 1.0     # logprobs are those of softmax(logits / temperature) ...
     config.rollout.top_p = 1.0           # probability of the tokens that may be drawn, the likeliest first ...
     config.rollout.stop_strings = ()     # a completion ends with the token that completes one of them
-    config.rollout.thinking_tokens = 0   # budget of thinking, after which its end is forced; 0: none
+    config.rollout.thinking_tokens = 0   # tokens of a completion after which open thinking is ended by force; 0: never
     config.rollout.cache_gib = 0.0       # keys and values on a device; rows beyond it wait; 0: no limit
 
     config.reward.parts = (('numeric', 1.0),)  # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)

@@ -157,7 +157,7 @@ def test_stop_strings_and_thinking_need_no_tokenizer(slices):
     config = tiny_run.config(rollout__stop_strings=('ab', 'b'), rollout__thinking_tokens=4, rollout__thinking_end='#')
     spec = plan.make(config, 'v5e:2x2').engine.programs.spec
     automata = stops.abstract_automata(spec.sampling, spec.model_config.vocab_size)
-    assert {name: x.shape for name, x in automata.items()} == {'stop': (3, 99), 'thinking': (2, 99)}
+    assert {name: x.shape for name, x in automata.items()} == {'stop': (3, 99), 'thinking': (2, 99), 'opening': (8, 99)}
 
 
 def test_a_mesh_is_chosen_where_the_config_has_none(slices):

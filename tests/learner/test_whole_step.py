@@ -13,7 +13,7 @@ import pytest
 from grpo_jax import algorithms
 from grpo_jax.configs import default
 from grpo_jax.learner import critic
-from grpo_jax.learner.experience import make_experience
+from grpo_jax.learner.experience import drop_truncated, make_experience
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.types import Rollout, TrainState
 
@@ -229,6 +229,21 @@ def test_loss_and_gradient_are_those_of_plain_loops(preset):
         expected[place] = (reference(moved[0]) - reference(moved[1])) / 2e-5
     np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-6)
     assert np.any(expected)
+
+
+def test_truncated_completions_that_are_dropped_leave_the_mean_over_tokens_and_stay_in_their_groups():
+    method, experience = experience_of('dapo')
+    cut = jnp.arange(P * G) % 3 == 0
+    whole = experience.replace(rollout=experience.rollout.replace(truncated=cut))
+    dropped = drop_truncated(whole)
+    np.testing.assert_array_equal(dropped.advantages, whole.advantages)
+    gradient, expected = (
+        jax.grad(lambda x, batch=batch: algorithms.policy_loss(method, x, batch)[0])(jnp.asarray(NEW, jnp.float32))
+        for batch in (dropped, whole)
+    )
+    assert np.any(gradient[~cut]) and np.any(expected[cut])
+    left = jnp.sum(whole.loss_mask) / jnp.sum(whole.loss_mask[~cut])
+    np.testing.assert_allclose(gradient, jnp.where(cut[:, None], 0, expected * left), atol=1e-7)
 
 
 @pytest.mark.parametrize('preset, lambda_, kl_coef', [('ppo', 0.95, 0.05), ('vapo', 1.0, 0.0)])

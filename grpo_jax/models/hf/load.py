@@ -18,7 +18,7 @@ import tokenizers
 
 from grpo_jax import PACKAGE
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import buckets, files, hub
+from grpo_jax.hosts import buckets, files, hub, json_file
 from grpo_jax.models import heads, transformer
 from grpo_jax.models.hf import families
 from grpo_jax.models.hf import folder as folders
@@ -123,13 +123,17 @@ def _check_vocabulary(tokenizer, encoded, folder, size):
         )
 
 
-def stop_tokens(folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int | None = None) -> tuple[int, ...]:
-    """Sorted ids that end a completion: eos_token_id in generation_config.json, and the tokenizer's eos token.
+def stop_tokens(
+    folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int | None = None, turn_end: int | None = None
+) -> tuple[int, ...]:
+    """Sorted ids that end a completion: those in generation_config.json and config.json, the tokenizer's, and turn_end.
 
-    Raises BadInput without any, and for a number that is no id, or is not below vocab_size.
+    turn_end: with which the chat template ends a turn. Raises BadInput without any, and for a number that is no id, or
+    is not below vocab_size.
     """
-    ids = {*eos_tokens(folder, 'generation_config.json', vocab_size)}
-    ids |= set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+    ids = {tokenizer.eos_token_id, turn_end} - {None}
+    for name in ('generation_config.json', 'config.json'):
+        ids.update(eos_tokens(folder, name, vocab_size))
     if not ids:
         raise BadInput('model.path', folder, 'names no end-of-sequence token; set eos_token in tokenizer_config.json')
     return tuple(sorted(ids))
@@ -182,7 +186,7 @@ def check_weights(folder: str | os.PathLike[str], c: transformer.ModelConfig, he
 def _match_tensors(folder, table, c):
     """(the folder's StoredTensors by name, find_tensors of the table). Raises BadInput where they do not fit.
 
-    With a tied head, the folder may have the embedding, the head, or both. Rotary frequencies are ignored.
+    With a tied head, the folder may have the embedding, the head, or equal ones. Rotary frequencies are ignored.
     """
     stored = tensor_files.attach_scales(folder, tensor_files.list_tensors(folder))
     places = find_tensors(table, c)
@@ -267,6 +271,9 @@ def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -
         with open(files.path_inside(source, name), 'rb') as original:
             with files.atomic_write(files.path_inside(folder, name), 'wb') as copy:
                 shutil.copyfileobj(original, copy)
+    config = folders.read_settings(source, 'config.json')  # which must say what a copy has no weights to tell
+    if config and config.get('tie_word_embeddings') is not False and families.has_own_head(source):
+        json_file.write(os.path.join(folder, 'config.json'), config | {'tie_word_embeddings': False})
 
 
 def config_files(folder: str | os.PathLike[str]) -> list[str]:
