@@ -21,7 +21,7 @@ from tests.learner import batches, plain
 METHODS = plain.METHODS | plain.OTHERS
 ALL = batches.RANDOM | batches.EDGES
 FEW = {name: ALL[name] for name in ['random 0', 'random 1', 'random 2', *list(batches.EDGES)[-5:]]}
-MESH = {'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1}
+MESH = meshes.make({'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1})
 NEAR = 1e-5  # of the largest number beside it
 
 
@@ -34,24 +34,30 @@ def algorithm_of(name):
     return algorithms.make(config.algorithm, config.collection)
 
 
-def experience_of(algorithm, batch):
-    def array(x, dtype=jnp.float32):
-        return jnp.asarray(x, dtype)
-
+@functools.cache
+def sampled(label):
+    """(Rollout, logprobs by name) of a batch."""
+    batch, array = ALL[label], functools.partial(jnp.asarray, dtype=jnp.float32)
     rows, columns = batch.tokens.shape
     rollout = Rollout(
-        tokens=array(np.concatenate([np.zeros((rows, 1)), batch.tokens], 1), jnp.int32),
+        tokens=jnp.asarray(np.concatenate([np.zeros((rows, 1)), batch.tokens], 1), jnp.int32),
         prompt_mask=jnp.ones((rows, 1), bool),
-        completion_mask=array(batch.completion, bool),
-        forced=array(batch.forced, bool),
+        completion_mask=jnp.asarray(batch.completion),
+        forced=jnp.asarray(batch.forced),
         logprobs=array(batch.sampler),
-        truncated=array(batch.completion[:, -1], bool),
+        truncated=jnp.asarray(batch.completion[:, -1]),
         version=jnp.zeros((rows, columns), jnp.int32),
     )
-    logprobs = dict(old_logprobs=batch.old, ref_logprobs=batch.ref, old_entropy=batch.entropy)
-    logprobs |= dict(values=batch.values) if algorithm.needs_values else {}
-    logprobs |= dict(teacher_logprobs=batch.teacher) if algorithm.needs_teacher else {}
-    aux = {'coefficients': algorithm.coefficients, 'initial_entropy': jnp.float32(batch.initial_entropy)}
+    names = dict(old_logprobs='old', ref_logprobs='ref', old_entropy='entropy', values='values')
+    names |= dict(teacher_logprobs='teacher', new='new')
+    return rollout, {name: array(getattr(batch, field)) for name, field in names.items()}
+
+
+def experience_of(algorithm, label):
+    batch, (rollout, logprobs) = ALL[label], sampled(label)
+    known = ['old_logprobs', 'ref_logprobs', 'old_entropy']
+    known += ['values'] * algorithm.needs_values + ['teacher_logprobs'] * algorithm.needs_teacher
+    aux = {'coefficients': algorithm.coefficients, 'initial_entropy': np.float32(batch.initial_entropy)}
     inputs = dict(
         dead=algorithms.judge_groups(algorithm.gate, batch.rewards, batch.correct),
         correct=batch.correct,
@@ -59,17 +65,17 @@ def experience_of(algorithm, batch):
         run_baseline=batch.run_baseline,
         prompt_baselines=batch.prompt_baselines,
     )
-    state, logprobs = TrainState(jnp.int32(0), {}, None, None, aux), {name: array(x) for name, x in logprobs.items()}
-    return make_experience(algorithm, state, rollout, logprobs, batch.rewards, inputs, meshes.make(MESH))[0]
+    state, logprobs = TrainState(0, {}, None, None, aux), {name: logprobs[name] for name in known}
+    return make_experience(algorithm, state, rollout, logprobs, batch.rewards, inputs, MESH)[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def step_of(algorithm, new, entropy, experience):
     """(loss, gradient [B, C], metrics by name) of the package."""
-    loss, gradient = jax.value_and_grad(lambda x: algorithms.policy_loss(algorithm, x, experience)[0])(new)
-    output = HeadOutput(new, entropy)
-    pooled = algorithms.pooled_metrics(algorithm, output, experience)
-    return loss, gradient, pooled | algorithms.metrics(algorithm, output, experience)
+    (loss, metrics), gradient = jax.value_and_grad(
+        lambda x: algorithms.policy_loss(algorithm, x, experience, entropy), has_aux=True
+    )(new)
+    return loss, gradient, metrics | algorithms.pooled_metrics(algorithm, HeadOutput(new, entropy), experience)
 
 
 def assert_near(found, expected, scale, *where):
@@ -80,14 +86,13 @@ def assert_near(found, expected, scale, *where):
 def test_a_step_is_that_of_plain_numpy(name):
     method, algorithm = METHODS[name], algorithm_of(name)
     for label, batch in (ALL if name in plain.METHODS else FEW).items():
-        experience, x = experience_of(algorithm, batch), plain.constants(method, batch)
+        experience, x = experience_of(algorithm, label), plain.constants(method, batch)
         mask = np.asarray(experience.loss_mask)
         np.testing.assert_array_equal(mask, x.mask, label)
         found, expected = (np.broadcast_to(a, mask.shape)[mask] for a in (experience.advantages, x.a))
         assert_near(found, expected, np.abs(expected).max(initial=0), label, 'advantages')
-        loss, gradient, metrics = step_of(
-            algorithm, jnp.asarray(batch.new, jnp.float32), jnp.asarray(batch.entropy, jnp.float32), experience
-        )
+        logprobs = sampled(label)[1]
+        loss, gradient, metrics = step_of(algorithm, logprobs['new'], logprobs['old_entropy'], experience)
         expected_loss, expected_gradient, scale = plain.loss_and_gradient(method, x)
         assert_near(loss, expected_loss, scale, label, 'loss')
         assert_near(gradient, expected_gradient, np.abs(expected_gradient).max(), label, 'gradient')
@@ -104,23 +109,13 @@ def test_a_step_is_that_of_plain_numpy(name):
 def test_what_a_method_lists_acts_on_the_batches(name):
     # a correction, selection or term without effect here would leave its gradient unseen
     method = METHODS[name]
-    for piece, without in (
-        ('correction', plain.none),
-        ('selection', plain.none),
-        ('kl', None),
-        ('regularizers', ()),
-        ('ratio', plain.token),
-        ('token_kl', 0.0),
-        ('sequence_kl', 0.0),
-        ('kl_corrected', False),
-        ('gate', 'reward'),
-        ('dead_groups', 'keep'),
-    ):
-        changed = method._replace(**{piece: without})
-        differences = [
-            np.abs(gradient(method, batch) - gradient(changed, batch)).max() for batch in batches.RANDOM.values()
-        ]
-        assert getattr(method, piece) == without or max(differences) > 1e-5, piece
+    defaults = {'correction': plain.none, 'selection': plain.none, 'ratio': plain.token, 'kl': None, 'gate': 'reward'}
+    defaults |= {'regularizers': (), 'token_kl': 0.0, 'sequence_kl': 0.0, 'kl_corrected': False, 'dead_groups': 'keep'}
+    for piece, default_piece in defaults.items():
+        without = method._replace(**{piece: default_piece})
+        assert without == method or any(
+            np.abs(gradient(method, batch) - gradient(without, batch)).max() > 1e-5 for batch in batches.RANDOM.values()
+        ), piece
 
 
 def gradient(method, batch):
@@ -145,7 +140,7 @@ def test_the_critics_loss_is_that_of_plain_numpy(preset, kl_coef):
     for label, batch in ALL.items():
         rows = len(batch.tokens)
         lambdas = np.full(rows, 0.95 if preset == 'ppo' else 1.0)
-        experience = experience_of(algorithm_of(preset), batch)
+        experience = experience_of(algorithm_of(preset), label)
         returns, mask = critic._targets(experience)
         error = critic.value_loss(jnp.asarray(batch.new_values, jnp.float32), experience.values, returns, 0.2)
         found = jnp.sum(jnp.where(mask, error, 0)) / jnp.maximum(jnp.sum(mask), 1)
