@@ -23,6 +23,7 @@ ALL = batches.RANDOM | batches.EDGES
 FEW = {name: ALL[name] for name in ['random 0', 'random 1', 'random 2', *list(batches.EDGES)[-5:]]}
 MESH = meshes.make({'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1})
 NEAR = 1e-5  # of the largest number beside it
+EXPERIENCES = {}
 
 
 @functools.cache
@@ -54,6 +55,16 @@ def sampled(label):
 
 
 def experience_of(algorithm, label):
+    """The Experience of a batch; presets that differ in their losses alone share it."""
+    in_reward = algorithm.kl_placement != 'loss' and algorithm.kl_coef
+    settings = algorithm.advantage, algorithm.dead_groups, algorithm.gate, in_reward, algorithm.needs_teacher
+    key = label, algorithm.kl_placement, repr(settings)  # two partials of one function are not equal, but look it
+    if key not in EXPERIENCES:
+        EXPERIENCES[key] = _make_experience(algorithm, label)
+    return EXPERIENCES[key]
+
+
+def _make_experience(algorithm, label):
     batch, (rollout, logprobs) = ALL[label], sampled(label)
     known = ['old_logprobs', 'ref_logprobs', 'old_entropy']
     known += ['values'] * algorithm.needs_values + ['teacher_logprobs'] * algorithm.needs_teacher
