@@ -110,7 +110,7 @@ def run(workdir, fsdp=1, steps=STEPS):
 
             # 5. Rewards of texts f64[P, G]; the logprobs that the update reads; group advantages. A group whose rewards
             # are all equal is dead: it teaches nothing.
-            texts, _, lengths = decode_completions(tokenizer, rollout)
+            texts, _, lengths = decode_completions(tokenizer, rollout, stop_tokens)
             rewards = np.array([reward(text, answers[row // SHAPES.group_size]) for row, text in enumerate(texts)])
             rewards = rewards.reshape(SHAPES.prompts, SHAPES.group_size)
             packed = learner.pack(rollout)

@@ -37,6 +37,7 @@ from grpo_jax.run.open import NOWHERE, Run, make_policy, make_run_sampler, make_
 from grpo_jax.run.rows import json_float
 from grpo_jax.sampler import programs
 from grpo_jax.sampler.engine import Engine
+from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sharding import batches
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import ROW_AXES
@@ -45,7 +46,7 @@ from grpo_jax.types import Prompts, Rollout
 
 FREE_CACHE = 2**26  # bytes of keys and values on a device that an evaluation may always take
 # fields of Sampling that evaluation.json leaves out
-UNRECORDED = ('thinking_text', 'cache_bytes', 'kernels', 'greedy', 'lora')
+UNRECORDED = ('thinking_text', 'thinking_start', 'cache_bytes', 'kernels', 'greedy', 'lora')
 NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training's noise
 TIES = 'maj@k: share of correct ones among the most frequent answers; a tie is a fair draw, unread answers do not vote'
 
@@ -61,7 +62,6 @@ class Evaluator(NamedTuple):
     seed: int
     key: Any  # the sampler's random key
     mesh: Mesh
-    pad_token: int
     tokenizer: Any
     reward_functions: rewards.RewardFunctions
 
@@ -73,7 +73,7 @@ class Evaluator(NamedTuple):
         greedy, sampled = complete(self, params)
         if processes.speaks():
             example = self.dataset.examples[0]
-            prompt = example.prompt or self.tokenizer.decode(self.dataset.tokens[0])
+            prompt = example.prompt or data.exact_text(self.tokenizer, self.dataset.tokens[0])
             console.print(sample_line(prompt, example.answer, greedy.rewarded, console.width))
         figures = compute_figures(greedy, sampled)
         return {name: float(np.nanmean(values)) for name, values in figures.items() if np.isfinite(values).any()}
@@ -94,8 +94,8 @@ def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) ->
     engine = make_run_sampler(run, shapes, greedy=1)
     key = jax.random.fold_in(jax.random.key(settings.seed), NOISE)
     return Evaluator(
-        split, dataset, shapes, engine, samples, settings.seed, key, run.mesh, settings.sampling.pad_token,
-        run.model.tokenizer, run.rewards,
+        split, dataset, shapes, engine, samples, settings.seed, key, run.mesh, run.model.tokenizer,
+        run.rewards,
     )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def make_shapes(run: Run, group_size: int, prompts: int) -> batches.Shapes:
 
 
 def sample_batches(
-    dataset: data.Dataset, shapes: batches.Shapes, pad_token: int, mesh: Mesh, sample: Callable[[Prompts], Rollout]
+    dataset: data.Dataset, shapes: batches.Shapes, sampling: Sampling, mesh: Mesh, sample: Callable[[Prompts], Rollout]
 ) -> Iterator[tuple[range, Rollout]]:
     """Samples the prompts of a data set in order, in batches of shapes.prompts. Yields (indices, Rollout).
 
@@ -129,7 +129,7 @@ def sample_batches(
     for start in range(0, len(dataset.examples), shapes.prompts):
         real = range(start, min(start + shapes.prompts, len(dataset.examples)))
         chosen = [*real, *[start] * (shapes.prompts - len(real))]
-        _, prompts = data.prompts(dataset, chosen, shapes.queries, pad_token)
+        _, prompts = data.prompts(dataset, chosen, shapes.queries, sampling.pad_token, sampling.thinking_start)
         yield real, sample(batches.put_rows(prompts, mesh))
 
 
@@ -146,13 +146,14 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
     """Completes and judges the prompts. Returns (greedy, sampled): one and evaluator.samples completions a prompt."""
     dataset, shapes, group = evaluator.dataset, evaluator.shapes, evaluator.shapes.group_size
     greedy, sampled = Completions([], [], []), Completions([], [], [])
+    sampling = evaluator.engine.programs.spec.sampling
 
     def sample(prompts):
         return evaluator.engine(params, prompts, evaluator.key, 0)  # the same noise at every step
 
     with during('evaluating', len(dataset.examples)) as evaluating:
-        for indices, rollout in sample_batches(dataset, shapes, evaluator.pad_token, evaluator.mesh, sample):
-            decoded = decode_completions(evaluator.tokenizer, rollout)
+        for indices, rollout in sample_batches(dataset, shapes, sampling, evaluator.mesh, sample):
+            decoded = decode_completions(evaluator.tokenizer, rollout, sampling.stop_tokens)
             for values, greedy_values, sampled_values in zip(decoded, greedy, sampled, strict=True):
                 groups = [values[row : row + group] for row in range(0, len(indices) * group, group)]
                 greedy_values.extend(values[-1] for values in groups)
@@ -174,7 +175,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
         'model': model,
         'split': evaluator.split,
         'prompts': len(dataset.examples),
-        'first_prompt': evaluator.tokenizer.decode(dataset.tokens[0]),
+        'first_prompt': data.exact_text(evaluator.tokenizer, dataset.tokens[0]),
         'seed': seed,
         'samples': evaluator.samples,
         'sampling': {name: value for name, value in sampling._asdict().items() if name not in UNRECORDED},
@@ -190,7 +191,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
 def _completion_rows(tokenizer, dataset, judged):
     """Yields a dict for each completion: prompt, text, reward and verdict. judged: {'greedy' or 'sampled': Judged}."""
     for index, (example, tokens) in enumerate(zip(dataset.examples, dataset.tokens, strict=True)):
-        prompt = tokenizer.decode(tokens)
+        prompt = data.exact_text(tokenizer, tokens)
         for decoding, (rewarded, answers, correct, _) in judged.items():
             samples = len(rewarded.texts) // len(dataset.examples)
             for sample in range(samples):

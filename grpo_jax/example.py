@@ -12,3 +12,5 @@ class Example(NamedTuple):
     meta: dict[str, Any]  # what else the data set has, for rewards and demonstrations
     # the whole chat, dicts of role and content, in which the prompt is the user's last message; (): no more than that
     messages: tuple[dict[str, Any], ...] = ()
+    # the end of the prompt that belongs to the completion, like '<think>\n' of a chat template that opens thinking
+    begun: str = ''

@@ -129,10 +129,10 @@ def make_shards(opened: Run, dataset: data.Dataset, params: Any, to: str, reques
         rows = []
         compute = functools.partial(rewards.compute_rewards, opened.rewards)
         sample = functools.partial(sampler, params, key=key, step=0)
-        pad_token, tokenizer = opened.settings.sampling.pad_token, opened.model.tokenizer
-        for indices, rollout in evaluate.sample_batches(part, shapes, pad_token, opened.mesh, sample):
+        sampling, tokenizer = opened.settings.sampling, opened.model.tokenizer
+        for indices, rollout in evaluate.sample_batches(part, shapes, sampling, opened.mesh, sample):
             examples = part.examples[indices.start : indices.stop]
-            columns = decode_completions(tokenizer, rollout)
+            columns = decode_completions(tokenizer, rollout, sampling.stop_tokens)
             real = len(columns[0]) // shapes.prompts * len(examples)
             rewarded = processes.by_group(compute, examples, *(column[:real] for column in columns))
             rows += rollout_rows(examples, rollout, rewarded, None, tokenizer)

@@ -86,8 +86,9 @@ def run(
             compiler.add(learner.programs.values())
             compiler.start()
         train_split = train_split or open_train_split(opened, steered)
+        end = data.find_end(tokenizer, settings.data.prompt_format, settings.sampling.stop_tokens)
         dataset, completions = demonstrations.find(
-            train_split, tokenizer, ('demonstration',), settings.sampling.max_tokens, settings.data.name
+            train_split, tokenizer, ('demonstration',), settings.sampling.max_tokens, settings.data.name, end
         )
         shapes, pad_token = settings.shapes(settings.supervised.batch, 1), settings.sampling.pad_token
 

@@ -29,6 +29,7 @@ import jax
 import numpy as np
 
 from grpo_jax import data, evaluate, rewards, supervised
+from grpo_jax.algorithms import pieces
 from grpo_jax.collect import demonstrations
 from grpo_jax.collect.options import READ_FROM_DATA
 from grpo_jax.collect.policies import load_reference, make_logprobs, make_renewal
@@ -36,7 +37,7 @@ from grpo_jax.collect.select import find_dead, make_collector
 from grpo_jax.errors import BadInput, Checks
 from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
-from grpo_jax.learner.experience import abstract_history, make_experience, read_history
+from grpo_jax.learner.experience import abstract_history, drop_truncated, make_experience, read_history
 from grpo_jax.learner.programs import Learner
 from grpo_jax.rewards import gold
 from grpo_jax.run import branch, checkpoint, cli
@@ -156,7 +157,9 @@ def check(config, workdir, algorithm=None, functions=None, steering=None) -> tup
     with Checks() as checks, run.rewards:
         if settings.supervised.updates and not begun:
             most, name = settings.sampling.max_tokens, settings.data.name
-            checks(demonstrations.find, splits.train, run.model.tokenizer, ('demonstration',), most, name)
+            tokenizer, stop_tokens = run.model.tokenizer, settings.sampling.stop_tokens
+            end = checks(data.find_end, tokenizer, settings.data.prompt_format, stop_tokens)
+            checks(demonstrations.find, splits.train, tokenizer, ('demonstration',), most, name, end)
         collector = checks(make_collector, run, splits)
         checks(make_run_learner, run, collector.aux)
         checks(evaluate.make_evaluator, run, splits.test, 'test', settings.evaluation.samples)
@@ -189,12 +192,14 @@ def make_experience_stage(
 
     (state, draw, packed rows of its rollout, Rewards, logprobs by name) -> (TrainState with these rewards in its
     history, Experience, packed rows of the Experience, metrics by name). It adds the config's length terms to the
-    rewards, and packs rows again when dead groups are dropped. It raises BadInput when no completion has been rewarded
-    for several steps, and RewardsMissing as rewards.check_missing does.
+    rewards, and packs rows again when dead groups or truncated completions are dropped. It raises BadInput when no
+    completion has been rewarded for several steps, and RewardsMissing as rewards.check_missing does.
     """
     algorithm, gate, reward_functions = run.algorithm, run.settings.collection.gate, run.rewards
     places = {example.id: place for place, example in enumerate(examples)}
-    judged = algorithm.source not in READ_FROM_DATA  # else completions are right without a reward
+    drops_truncated = run.settings.collection.truncated == 'drop'
+    # else completions teach without a reward
+    judged = algorithm.source not in READ_FROM_DATA and not pieces.property_of(algorithm.advantage, 'unrewarded')
 
     def to_experience(state, draw, packed, rewarded, logprobs):
         rewards.check_missing(reward_functions.options, int(state.step), rewarded)
@@ -209,7 +214,9 @@ def make_experience_stage(
             reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, run.model.tokenizer, grouping
         )
         experience, row = make_experience(algorithm, state, draw.rollout, logprobs, shaped, inputs, run.mesh, grouping)
-        if algorithm.drops_dead_groups:
+        if drops_truncated:
+            experience = drop_truncated(experience)
+        if algorithm.drops_dead_groups or drops_truncated:
             packed = pack(experience.rollout)
         return state, experience, packed, row | {name: np.mean(values) for name, values in baselines.items()}
 

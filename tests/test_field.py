@@ -1,16 +1,28 @@
-"""The cases that strangers' inputs showed keep running: tests/field/repro.py, which prints what is seen."""
+"""The cases of tests/field/repro.py keep running: what strangers' inputs showed, asserted or printed."""
 
 import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+FAST = ['spaces', 'tags', 'prefilled', 'ends', 'tied', 'unknown', 'needs', 'golds', 'language']
 
 
-def test_cases_of_rewards_run():
-    cases = ['golds', 'unknown', 'needs', 'language']
+def run(cases):
+    """Runs the cases in one process; fails where one fails."""
     command = [sys.executable, 'tests/field/repro.py', *cases]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     headings = [line.split(':')[0] for line in done.stdout.splitlines() if line.startswith('== ')]
     assert headings == [f'== {name}' for name in cases]
+
+
+def test_cases_of_rewards_and_models_run():
+    run(FAST)
+
+
+@pytest.mark.usefixtures('long')
+def test_cases_that_train_run():
+    run(['budget'])

@@ -34,11 +34,12 @@ def compute_advantages(
         Without group_ids, a function without arguments may stand for an array. `correct` defaults to the rewards, and
         dead bool[P] to what group_math.judge_groups finds by the algorithm's gate.
 
-    Unscorable completions get exactly 0. So do dead groups, if the estimator compares the outcomes of a group; a KL
-    that is subtracted and a teacher's gain act there all the same. dead_groups 'reweight' multiplies the estimator's
-    advantages by the number of completions over the number in groups that are not dead; advantage_clip bounds the sum.
-    Raises BadInput for rewards that the algorithm cannot use, and for an estimator that returns columns though it is
-    not by token; TypeError where data lacks an array.
+    Unscorable completions get exactly 0 from the estimator, unless it is `unrewarded`, and no KL. So do dead groups, if
+    the estimator compares the outcomes of a group, but a KL that is subtracted acts there. A teacher's gain acts
+    everywhere. dead_groups 'reweight' multiplies the estimator's advantages by the number of completions over the
+    number in groups that are not dead; advantage_clip bounds the sum. Raises BadInput for rewards that the algorithm
+    cannot use, and for an estimator that returns columns though it is not by token; TypeError where data lacks an
+    array.
     """
     rewards = np.asarray(rewards, np.float64)
     if group_ids is not None:
@@ -51,16 +52,18 @@ def compute_advantages(
     dead = inputs['dead']
     if pieces.compares_outcomes(algorithm.advantage) and algorithm.kl_placement != 'reward_sequence':
         advantages = np.where(dead[:, None, None], 0.0, advantages)
+    if not pieces.property_of(algorithm.advantage, 'unrewarded'):
+        advantages = np.where(np.isfinite(rewards)[..., None], advantages, 0.0)
     if algorithm.dead_groups == 'reweight':
         sizes = inputs['sizes']
         advantages = advantages * sizes.sum() / max(sizes[~dead].sum(), 1)
     if algorithm.takes_kl_off:
         advantages = advantages - kl_coef * pieces.call(_token_kl, inputs)
     if algorithm.teacher_coef:
-        advantages = advantages + algorithm.teacher_coef * pieces.call(_teacher_gain, inputs)
+        advantages = advantages + algorithm.teacher_coef * pieces.call(_teacher_gain, pieces.Inputs(data))
     if algorithm.advantage_clip:
         advantages = np.clip(advantages, -algorithm.advantage_clip, algorithm.advantage_clip)
-    advantages = np.where(np.isfinite(rewards)[..., None], advantages, 0.0) + 0.0  # + 0.0: no -0.0
+    advantages = advantages + 0.0  # no -0.0
     return advantages.reshape(rewards.size, -1).astype(np.float32)
 
 
@@ -90,6 +93,8 @@ def _host_inputs(algorithm, rewards, kl_coef, data):
     if 'mask' in given:
         inputs |= {'mask': lambda: given['mask'] & scorable[..., None]}
         inputs |= {'completion_mask': lambda: _completion_mask(given) & scorable[..., None]}
+    if 'parts' in given:
+        inputs |= {'parts': lambda: np.where(scorable, given['parts'], np.nan)}
     if 'step_rewards' in given:
         inputs |= {'step_rewards': lambda: np.where(inputs['completion_mask'], given['step_rewards'], np.nan)}
     return inputs

@@ -6,7 +6,8 @@ i32[P, G, C]; token_rewards, sampler_logprobs, teacher_logprobs, old_entropy, va
 f64[K, P, G], the K rewards that are summed, and part_weights f64[K]; initial_entropy f64[]; discount f64[], the
 algorithm's; run_baseline f64[] and prompt_baselines f64[P, G], moving averages of earlier steps' rewards.
 
-A NaN reward marks an unscorable completion: it counts in no statistic, and its advantage is 0. An estimator that
+A NaN reward marks an unscorable completion: it counts in no statistic, and its advantage is 0, but for estimators with
+the property `unrewarded`, which imitate whatever the reward is. An estimator that
 compares within a group gives exactly 0 to a group whose rewards are all equal. That is found by max == min; a division
 by std + eps alone would let float rounding through.
 """
@@ -23,13 +24,13 @@ Ddof = Annotated[int, OneOf((0, 1))]
 Eps = Annotated[float, Range(above=0, most=1e3)]  # 0 would divide a group of equal rewards by 0
 
 
-@pieces.properties(alone=True)
+@pieces.properties(alone=True, unrewarded=True)
 def ones(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """1 for every completion: supervised learning on the completions at hand."""
     return np.ones_like(rewards)
 
 
-@pieces.properties(alone=True)
+@pieces.properties(alone=True, unrewarded=True)
 def zeros(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """0 for every completion: what is learned comes from a teacher or a regularizer alone."""
     return np.zeros_like(rewards)
@@ -202,9 +203,12 @@ def process(
 
 @pieces.properties(nonnegative=True)
 def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: Eps = 1e-6) -> Float[np.ndarray, 'P G']:
-    """(c - mean) / (mean + eps) within the group, 0 where nothing is right: MaxRL (arXiv 2602.02710)."""
+    """(c - mean) / (mean + eps) within the group, 0 where nothing is right: MaxRL (arXiv 2602.02710).
+
+    A completion that the verifier cannot judge has 0.
+    """
     mean = group_math.group_means(correct)
-    return np.where(mean > 0, group_mean(correct) / (mean + std_eps), 0.0)
+    return np.where((mean > 0) & np.isfinite(correct), group_mean(correct) / (mean + std_eps), 0.0)
 
 
 @pieces.properties(by_token=False)
@@ -221,8 +225,11 @@ def pkpo(
     *,
     pass_k: Count = 4,  # k of the pass@k that is made larger
 ) -> Float[np.ndarray, 'P G']:
-    """group_math.pass_at_k_rewards minus their group mean: PKPO (arXiv 2505.15201)."""
-    return group_mean(group_math.pass_at_k_rewards(correct, pass_k))
+    """group_math.pass_at_k_rewards minus their group mean: PKPO (arXiv 2505.15201).
+
+    A completion that the verifier cannot judge has 0.
+    """
+    return np.where(np.isfinite(correct), group_mean(group_math.pass_at_k_rewards(correct, pass_k)), 0.0)
 
 
 @pieces.properties(over_batch=True)
@@ -238,7 +245,7 @@ def gdpo(
     total = np.where(np.isfinite(parts).any(0), total, np.nan)
     dead = np.all([group_math.find_equal(part) for part in parts], 0)
     scale = group_math.batch_std(total, std_ddof) + std_eps
-    return np.where(dead[:, None], 0.0, total - np.nanmean(total)) / scale
+    return np.where(dead[:, None], 0.0, total - group_math.group_means(total.reshape(1, -1))) / scale
 
 
 @pieces.properties(by_token=False)

@@ -28,6 +28,7 @@ Advantages = Float[Array, 'B #C']
 PROPERTIES = {
     'by_token': None,  # an advantage differs by token; None: it may, if the piece reads data by token
     'alone': False,  # an advantage needs no other completion of the prompt
+    'unrewarded': False,  # an advantage is the same whatever the reward, also for an unscorable completion
     'over_batch': False,  # an advantage normalizes over the groups of a batch
     'nonnegative': False,  # an advantage needs outcomes of at least 0
     'bounded': False,  # a surrogate stops the policy far from the base of the ratio

@@ -26,18 +26,16 @@ FIELDS = {'demonstration': str, 'rejected': str, 'steps': list, 'labels': list}
 
 
 def find(
-    dataset: data.Dataset, tokenizer: Any, fields: Sequence[str], max_tokens: int, dataset_name: str
+    dataset: data.Dataset, tokenizer: Any, fields: Sequence[str], max_tokens: int, dataset_name: str, end: data.TurnEnd
 ) -> tuple[data.Dataset, list[list[list[int]]]]:
     """As encode_completions, where the completions of an example are the texts in these fields of its meta.
 
-    completions[i] of (Dataset, completions) has for each field the token ids of the text, and the stop token.
+    end: data.find_end of the run. completions[i] of (Dataset, completions) has for each field the token ids of the
+    text and of this end.
     """
 
     def encode(example):
-        return [
-            tokenizer.encode(example.meta[field], add_special_tokens=False) + [tokenizer.eos_token_id]
-            for field in fields
-        ]
+        return [data.encode_turn(tokenizer, example.meta[field], end) for field in fields]
 
     return encode_completions(dataset, fields, encode, max_tokens, dataset_name)
 

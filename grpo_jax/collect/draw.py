@@ -23,6 +23,7 @@ from grpo_jax.example import Example
 from grpo_jax.hosts import processes
 from grpo_jax.learner.programs import fetch_reference
 from grpo_jax.sampler.engine import Engine, Stats
+from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sharding import batches
 from grpo_jax.types import Prompts, Rollout, TrainState
 
@@ -77,7 +78,7 @@ class Drawer:
     seed: int
     mesh: jax.sharding.Mesh
     tokenizer: Any
-    pad_token: int
+    sampling: Sampling
     reward_functions: rewards.RewardFunctions
 
     def draw(
@@ -93,7 +94,7 @@ class Drawer:
         if self.completions is not None:
             examples, prompts = self._pick_prompts(indices)
             completions = [self.completions[index] for index in indices]
-            rollout = demonstrations.as_rollout(prompts, completions, self.shapes, self.pad_token)
+            rollout = demonstrations.as_rollout(prompts, completions, self.shapes, self.sampling.pad_token)
             judge = functools.partial(self.judge, examples, rollout, int(state.step) > 0)
             draw = Draw(examples, batches.put_rows(rollout, self.mesh), judge)
         elif self.options.allocation == 'pass_rate':
@@ -135,7 +136,9 @@ class Drawer:
         if index:  # a prompt may come again in a later draw of a step, and must not get the same noise
             key = jax.random.fold_in(key, index)
         reward_functions = self.reward_functions._replace(tolerant=int(state.step) > 0)
-        stream = rewards.RewardStream(reward_functions, examples, self.shapes.group_size, self.tokenizer)
+        stream = rewards.RewardStream(
+            reward_functions, examples, self.shapes.group_size, self.tokenizer, self.sampling.stop_tokens
+        )
         rollout, stats = self.engine.sample(
             params, batches.put_rows(prompts, self.mesh).replace(first=first), key, int(state.step),
             finished=stream.add, progress=progress,
@@ -145,14 +148,15 @@ class Drawer:
 
     def _pick_prompts(self, indices):
         """(examples, Prompts on the host) with these indices in the data set."""
-        return data.prompts(self.dataset, indices, self.shapes.queries, self.pad_token)
+        sampling = self.sampling
+        return data.prompts(self.dataset, indices, self.shapes.queries, sampling.pad_token, sampling.thinking_start)
 
     def judge(self, examples: Sequence[Example], rollout: Rollout, tolerant: bool) -> rewards.Rewards:
         """The Rewards of a rollout; examples: one for each equal block of its rows; tolerant: as of RewardFunctions.
 
         All processes must call it.
         """
-        columns = decode_completions(self.tokenizer, rollout)
+        columns = decode_completions(self.tokenizer, rollout, self.sampling.stop_tokens)
         compute = functools.partial(rewards.compute_rewards, self.reward_functions._replace(tolerant=tolerant))
         rewarded = processes.by_group(compute, examples, *columns)
         if self.options.source == 'pairs':  # the data says which completion is better
@@ -186,14 +190,15 @@ class Drawer:
 
 
 def decode_completions(
-    tokenizer: Any, rollout: Rollout
+    tokenizer: Any, rollout: Rollout, stop_tokens: Sequence[int] = ()
 ) -> tuple[list[str], Bool[np.ndarray, ' B'], Int[np.ndarray, ' B']]:
-    """(texts, truncated, lengths in tokens) of a rollout's completions, on the host; texts have no special tokens."""
+    """(texts, truncated, lengths in tokens) of a rollout's completions, on the host.
+
+    Texts are those of data.completion_text. stop_tokens: of the run, which the texts leave out.
+    """
     tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
     tokens = tokens[:, -mask.shape[1] :]
-    texts = tokenizer.batch_decode(
-        [row[in_completion] for row, in_completion in zip(tokens, mask, strict=True)], skip_special_tokens=True
-    )
+    texts = [data.completion_text(tokenizer, row[own], stop_tokens) for row, own in zip(tokens, mask, strict=True)]
     return texts, truncated, mask.sum(1)
 
 

@@ -24,6 +24,9 @@ class CollectOptions(NamedTuple):
     # dead groups: keep (advantage 0), drop (also from the weights), reweight (the others by B / (B - M)), resample,
     # replay
     dead_groups: Annotated[str, OneOf(CHOICES['dead_groups'])] = 'keep'
+    # completions that the budget of tokens cut off: keep, or drop, which takes their tokens out of the loss and its
+    # denominators (DAPO's overlong filter) and leaves their rewards in the statistics of their groups
+    truncated: Amendable[Annotated[str, OneOf(('keep', 'drop'))]] = 'keep'
     max_draws: Amendable[Annotated[int, Range(least=1, most=10_000)]] = 10  # rollouts that resample may draw in a step
     max_staleness: Amendable[Natural] = 0  # steps that groups left over by resample, or of replay, may be old
     retire_above: Amendable[Share] = 0.0  # pass rate over all its visits from which a prompt retires; 0: none

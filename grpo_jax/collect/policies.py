@@ -95,7 +95,9 @@ def make_decode_scorer(
         queries = rollout.prompt_mask.shape[1]
         tokens, prompt_mask, mask = processes.fetch((rollout.tokens, rollout.prompt_mask, rollout.completion_mask))
         ids = np.arange(len(tokens) // group_size, dtype=np.int32)
-        prompts = Prompts(tokens[::group_size, :queries], prompt_mask[::group_size], ids)
+        prompts = Prompts(
+            tokens[::group_size, :queries], prompt_mask[::group_size], ids, thinking=np.zeros(len(ids), bool)
+        )
         given = np.where(mask, tokens[:, queries:], -1)
         prompts, given = batches.put_rows((prompts, given), mesh)
         return {

@@ -46,8 +46,9 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     options, shapes = settings.collection, settings.step_shapes(algorithm)
     fields, completions, engine, dataset = READ_FROM_DATA.get(options.source), None, None, splits.train
     if fields:
+        end = data.find_end(model.tokenizer, settings.data.prompt_format, settings.sampling.stop_tokens)
         dataset, completions = demonstrations.find(
-            dataset, model.tokenizer, fields, settings.sampling.max_tokens, settings.data.name
+            dataset, model.tokenizer, fields, settings.sampling.max_tokens, settings.data.name, end
         )
     rewards.check_parameters(run.rewards, dataset.examples)
     prompts_per_step = settings.data.prompts_per_step
@@ -58,7 +59,7 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     drawer = Drawer(
         options, dataset, completions, engine, shapes,
         shapes.prompts if options.allocation == 'equal' else prompts_per_step,
-        settings.seed, run.mesh, model.tokenizer, settings.sampling.pad_token, run.rewards,
+        settings.seed, run.mesh, model.tokenizer, settings.sampling, run.rewards,
     )  # fmt: skip
     if options.allocation == 'uncertainty':
         xrpo = importlib.import_module('grpo_jax.collect.xrpo')

@@ -22,6 +22,7 @@ from grpo_jax.data.dataset import (
 from grpo_jax.data.order import indices, revisit, walk
 from grpo_jax.data.origin import Origin
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
+from grpo_jax.data.turns import TurnEnd, completion_text, encode_turn, exact_text, find_end, find_template_end
 
 __all__ = [
     'DataOptions',
@@ -29,9 +30,15 @@ __all__ = [
     'Origin',
     'PromptFormat',
     'Splits',
+    'TurnEnd',
     'check_shared',
+    'completion_text',
     'encode_prompt',
+    'encode_turn',
+    'exact_text',
     'examples',
+    'find_end',
+    'find_template_end',
     'indices',
     'load',
     'locate',

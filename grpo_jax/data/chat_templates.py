@@ -21,18 +21,19 @@ MOST = 1_000_000  # characters of a rendered chat
 
 
 def render(
-    template: Any, chats: Sequence[list[dict[str, Any]]], variables: Mapping[str, Any]
+    template: Any, chats: Sequence[list[dict[str, Any]]], variables: Mapping[str, Any], whole: bool = False
 ) -> list[tuple[str | None, str]]:
     """Renders each chat in a worker, and returns for each (text, ''), or (None, the template's error).
 
     chats: lists of messages; variables: what the template sees besides messages, that is special tokens by name and its
     switches. The text ends where the assistant's answer begins, or behind the assistant's words if the chat ends with
-    them. Raises workers.Expired or workers.Died when the worker was killed.
+    them; whole: it ends as the template ends the last message. Raises workers.Expired or workers.Died when the worker
+    was killed.
     """
     rendered = []
     for start in range(0, len(chats), AT_ONCE):
         block = list(chats[start : start + AT_ONCE])
-        rendered += _workers().call(render_here, template, block, dict(variables))
+        rendered += _workers().call(render_here, template, block, dict(variables), whole)
     return rendered
 
 
@@ -43,7 +44,7 @@ def _workers():
 
 
 def render_here(
-    template: Any, chats: Sequence[list[dict[str, Any]]], variables: Mapping[str, Any]
+    template: Any, chats: Sequence[list[dict[str, Any]]], variables: Mapping[str, Any], whole: bool = False
 ) -> list[tuple[str | None, str]]:
     """As render, but in this process, without a deadline; when memory runs out, it raises MemoryError."""
     rendered = []
@@ -54,8 +55,8 @@ def render_here(
                 (text,), _ = chat_template_utils.render_jinja_template(
                     [messages],
                     chat_template=template,
-                    continue_final_message=begun,
-                    add_generation_prompt=not begun,
+                    continue_final_message=begun and not whole,
+                    add_generation_prompt=not (begun or whole),
                     **variables,
                 )
             if len(text) > MOST:

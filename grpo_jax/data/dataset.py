@@ -15,6 +15,7 @@ from grpo_jax import ranges, user_files
 from grpo_jax.data import origin
 from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, render_prompts
 from grpo_jax.data.records import Unanswered, drop_malformed, shorten
+from grpo_jax.data.turns import find_begun
 from grpo_jax.errors import NO_VALUE, BadInput, Checks
 from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, NoKey, Range, Text
 from grpo_jax.types import Example, Prompts
@@ -159,7 +160,9 @@ def _encode(tokenizer, rows, prompt_format, split):
         where = f'example {row.id} of the {split} split'
         try:
             tokens = encode_prompt(tokenizer, row.prompt, prompt_format, row.messages, where, text)
-            encoded.append((row, tokens))
+            continued = row.messages and row.messages[-1]['role'] == 'assistant'
+            said = str(row.messages[-1]['content']) if continued else ''
+            encoded.append((row._replace(begun=find_begun(tokenizer, tokens, said)), tokens))
         except BadInput as error:
             encoded.append(error.with_traceback(None))
     return encoded
@@ -269,9 +272,16 @@ def spread(count: int, most: int) -> Int[np.ndarray, ' n']:
 
 
 def prompts(
-    dataset: Dataset, indices: Sequence[int] | Int[np.ndarray, ' P'], length: int, pad_token: int
+    dataset: Dataset,
+    indices: Sequence[int] | Int[np.ndarray, ' P'],
+    length: int,
+    pad_token: int,
+    thinking_start: str = '',
 ) -> tuple[list[Example], Prompts]:
-    """(the examples with these indices, their Prompts, which are host arrays, left-padded to `length` columns)."""
+    """(the examples with these indices, their Prompts, which are host arrays, left-padded to `length` columns).
+
+    thinking_start: the text that opens thinking, for Prompts.thinking; '': nobody asks.
+    """
     tokens = np.full((len(indices), length), pad_token, np.int32)
     mask = np.zeros((len(indices), length), bool)
     for row, index in enumerate(indices):
@@ -280,4 +290,5 @@ def prompts(
         mask[row, length - len(prompt_tokens) :] = True
     batch_examples = [dataset.examples[index] for index in indices]
     ids = np.array([example.id for example in batch_examples], np.int32)
-    return batch_examples, Prompts(tokens, mask, ids)  # pyright: ignore[reportArgumentType]  # host arrays
+    thinking = np.array([e.begun.startswith(thinking_start) for e in batch_examples]) if thinking_start else None
+    return batch_examples, Prompts(tokens, mask, ids, thinking=thinking)  # pyright: ignore[reportArgumentType]  # host arrays

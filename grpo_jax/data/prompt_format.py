@@ -176,8 +176,15 @@ def render_prompts(
     return _render(tokenizer, prompt_format, [write_messages(e.prompt, prompt_format, e.messages) for e in examples])
 
 
-def _render(tokenizer, prompt_format, chats):
-    """For each chat its text, up to where the assistant's answer begins, or a TemplateFailure.
+def render_turn(tokenizer: Any, prompt_format: PromptFormat, answer: str) -> str | TemplateFailure:
+    """The whole text that the chat template writes for a question and the assistant's answer, or a TemplateFailure."""
+    chat = [*write_messages('x', prompt_format), {'role': 'assistant', 'content': answer}]
+    (rendered,) = _render(tokenizer, prompt_format, [chat], whole=True)
+    return rendered
+
+
+def _render(tokenizer, prompt_format, chats, whole=False):
+    """For each chat its text, or a TemplateFailure; whole: not only up to where the assistant's answer begins.
 
     Raises BadInput when the template's process had to be killed.
     """
@@ -186,7 +193,7 @@ def _render(tokenizer, prompt_format, chats):
     try:
         template = tokenizer.get_chat_template()
         rendered = chat_templates.render(
-            template, chats, dict(tokenizer.special_tokens_map) | prompt_format.variables()
+            template, chats, dict(tokenizer.special_tokens_map) | prompt_format.variables(), whole
         )
     except (Expired, Died) as failure:
         raise BadInput(

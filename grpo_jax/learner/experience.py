@@ -68,6 +68,14 @@ def make_experience(
     return experience, row | _outcome_shares(inputs.get('correct'), sizes_P)
 
 
+def drop_truncated(experience: Experience) -> Experience:
+    """The Experience without the tokens of truncated completions: they leave the completion mask, and so every
+    denominator. Advantages stay: the completions' rewards count in their groups (arXiv 2503.14476, section 3.4)."""
+    rollout = experience.rollout
+    mask = jnp.where(rollout.truncated[:, None], False, rollout.completion_mask)
+    return experience.replace(rollout=rollout.replace(completion_mask=mask))
+
+
 def _host_inputs(aux, rollout, logprobs, grouping):
     """The arrays [P, G, ...] by name that an advantage may read, from the rollout and its logprobs.
 

@@ -25,6 +25,7 @@ The verifier is the part that decides whether a completion is correct. Beside re
     steps(completions, examples) -> list of such lists                   the same, of all completions at once
     measure(completion, example, **options)          called in place of reward where the part's weight is 0
     READS_ANSWERS = False                            it judges without a gold answer
+    COLUMNS = ('numbers', ...)                       columns of example.meta that it reads
 """
 
 from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build, check_parameters, options_of

@@ -19,10 +19,11 @@ USUAL = (['completion', 'example'], ['completions', 'examples'])  # by whether i
 def bind_names(function: Callable, thing: str) -> Callable:
     """Wraps a user's function to take (completion, example, **options), or (completions, examples, **options).
 
-    Each positional parameter gets what it names: a name in SINGLE, PLURAL or FIELDS, or a column of the data set, which
-    lies in example.meta. A parameter with a default keeps the default where the data set has no such column. `**kwargs`
-    gets the prompt, the completion, answer, id and all columns that no parameter names. The result's `columns` lists
-    the columns that the data set must have. A function that takes these arguments already is returned as it is.
+    Each positional parameter gets what it names: a name in SINGLE, PLURAL or FIELDS, `truncated` (whether the budget
+    ended before a stop token), or a column of the data set, which lies in example.meta. A parameter with a default
+    keeps the default where the data set has no such column. `**kwargs` gets the prompt, the completion, answer, id and
+    all columns that no parameter names. The result's `columns` lists the columns that the data set must have. A
+    function that takes these arguments already is returned as it is.
 
     Raises BadInput, which calls the function `thing`, for a function without a signature and for one whose parameters
     name both a single completion and all. The returned function raises BadInput when an example lacks a column.
@@ -44,9 +45,10 @@ def bind_names(function: Callable, thing: str) -> Callable:
         )
     batched = bool(plural) or (bool(var_keyword) and not single)
     named_arguments = {*names, *(p.name for p in options)}
+    positional = [name for name in names if name == 'truncated']  # which the run supplies as a keyword
 
-    def arguments(completions: Any, examples: Any):
-        standard = _standard_arguments(completions, examples, batched)
+    def arguments(completions: Any, examples: Any, known: dict[str, Any]):
+        standard = _standard_arguments(completions, examples, batched) | known
         values = [_argument(p, standard, examples, batched, thing) for p in named]
         return values, _unnamed_arguments(standard, examples, batched, named_arguments) if var_keyword else {}
 
@@ -54,7 +56,8 @@ def bind_names(function: Callable, thing: str) -> Callable:
 
         @functools.wraps(function)
         async def bound_coroutine(completion, example, **options):
-            values, unnamed = arguments(completion, example)
+            known = {name: options.pop(name) for name in positional}
+            values, unnamed = arguments(completion, example, known)
             return await function(*values, **unnamed, **options)
 
         bound: Any = bound_coroutine
@@ -62,22 +65,32 @@ def bind_names(function: Callable, thing: str) -> Callable:
 
         @functools.wraps(function)
         def bound_function(completion, example, **options):
-            values, unnamed = arguments(completion, example)
+            known = {name: options.pop(name) for name in positional}
+            values, unnamed = arguments(completion, example, known)
             return function(*values, **unnamed, **options)
 
         bound: Any = bound_function
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    bound.__signature__ = inspect.Signature([*(inspect.Parameter(n, kind) for n in USUAL[batched]), *options])
-    bound.columns = [p.name for p in named if p.default is p.empty and p.name not in (*SINGLE, *PLURAL, *FIELDS)]
+    kind, supplied = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    own = [*(inspect.Parameter(n, kind) for n in USUAL[batched]), *(inspect.Parameter(n, supplied) for n in positional)]
+    bound.__signature__ = inspect.Signature([*own, *options])
+    known = (*SINGLE, *PLURAL, *FIELDS, *positional)
+    bound.columns = [p.name for p in named if p.default is p.empty and p.name not in known]
     return bound
 
 
-def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Example]):
-    """Raises BadInput where an example lacks a column that the function called `thing` must have."""
+def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Example], own: bool = True):
+    """Raises BadInput where an example lacks a column that the function called `thing` must have.
+
+    own: it is a function of the user's, which can be changed.
+    """
     for column in columns:
         for example in examples:
-            if column not in example.meta:
+            if column in example.meta:
+                continue
+            if own:
                 raise _missing_error(column, thing, example)
+            lacking = f'reads the column {column!r} of the data, and example {example.id} has {_list_columns(example)}'
+            raise BadInput('reward.parts', thing, f'{lacking}; choose a reward for these data, or data that have it')
 
 
 def _select(parameters, kind):
@@ -127,11 +140,15 @@ def _unnamed_arguments(standard, examples, batched, named):
 
 def _missing_error(name, thing, example):
     """The BadInput for a parameter `name` of the function `thing` that no column of the example's fills."""
-    columns = ', '.join(sorted(map(str, example.meta))) or 'no columns'
     return BadInput(
         'reward',
         thing,
-        f'has a parameter {name!r}, and example {example.id} no column of that name, only {columns:.200}, besides '
-        f'completion, example, {", ".join(FIELDS)}, or their plurals for all completions; rename it, give it a '
+        f'has a parameter {name!r}, and example {example.id} no column of that name, only {_list_columns(example)}, '
+        f'besides completion, example, {", ".join(FIELDS)}, or their plurals for all completions; rename it, give it a '
         'default, or make it a keyword-only option',
     )
+
+
+def _list_columns(example):
+    """The names of an example's columns as a text, shortened."""
+    return f'{", ".join(sorted(map(str, example.meta))) or "no columns":.200}'

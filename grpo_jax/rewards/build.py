@@ -11,14 +11,15 @@ from typing import Annotated, Any, NamedTuple
 from grpo_jax import ranges
 from grpo_jax.errors import NO_VALUE, UNMADE, BadInput, Checks
 from grpo_jax.example import Example
-from grpo_jax.ranges import Amendable, Free, Gibibytes, Kind, Length, Range, Seconds, Share, Text
+from grpo_jax.ranges import Amendable, Free, Gibibytes, Kind, Length, OneOf, Range, Seconds, Share, Text
 from grpo_jax.rewards import binding, custom, length
 from grpo_jax.rewards.resources import Resources
 from grpo_jax.workers import Pool
 
 PARTS = "pairs of a reward and its weight within 1e6, like (('numeric', 1.0), ('format', 0.5))"
 WITH_OPTIONS = ('reward', 'strict', 'measure', 'steps')  # functions of a reward's file that may have options
-SUPPLIED = ('correct', 'limit', 'models', 'pool', 'sandbox')  # arguments that come from the run and not from the config
+# arguments that come from the run and not from the config
+SUPPLIED = ('correct', 'limit', 'models', 'pool', 'sandbox', 'truncated')
 Amount = Annotated[float, Range(least=-1e6, most=1e6)]  # of a reward; float32 must hold its square
 
 
@@ -46,6 +47,9 @@ class RewardOptions(NamedTuple):
     # share of a step's completions, after the first step, that may lack a part of yours for its exceptions
     most_missing: Free[Annotated[float, Range(least=0, below=1)]] = 0.1
     self_test: Free[Share] = 0.02  # share of gold answers that the verifier may misjudge before the run starts
+    # where a part with a weight cannot tell (None, NaN): unscorable, the completion has no reward and counts in no
+    # statistic; zero: that part counts as 0
+    missing: Amendable[Annotated[str, OneOf(('unscorable', 'zero'))]] = 'unscorable'
     truncated_reward: Amendable[Amount] = 0.0  # added when the budget ends before a stop token
     step_rewards: str = ''  # file in grpo_jax/rewards that rewards steps, for advantage process
     steps_with_outcome: bool = False  # the total reward is a further step, at a completion's last token
@@ -179,6 +183,7 @@ class Part(NamedTuple):
     batched: bool = False  # takes all completions at once
     own: bool = False  # a function of the user's, whose exceptions may pass
     reads_correct: bool = False  # reads the verifier's verdict
+    reads_truncated: bool = False  # reads whether the budget ended before a stop token
     columns: Sequence[str] = ()  # that the data set must have
 
 
@@ -310,12 +315,13 @@ def _make_part(name, module, weight, bind, own):
     asynchronous, batched = inspect.iscoroutinefunction(function), 'completions' in parameters
     if asynchronous and batched:
         raise BadInput('reward.parts', name, 'is async and takes all completions; choose one of the two')
-    columns = getattr(function.func, 'columns', ())
-    return Part(function, weight, asynchronous, batched, own, reads_correct='correct' in parameters, columns=columns)
+    columns = getattr(function.func, 'columns', getattr(module, 'COLUMNS', ()))
+    reads = 'correct' in parameters, 'truncated' in parameters
+    return Part(function, weight, asynchronous, batched, own, *reads, columns=columns)
 
 
 def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
-    """Raises BadInput where an example lacks a column that a user's reward needs.
+    """Raises BadInput where an example lacks a column that a reward needs.
 
     Also where reward.by_source names a source from which no example comes.
     """
@@ -325,7 +331,7 @@ def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Examp
             raise BadInput('reward.by_source', source, f'is no source of the data; choose one of {sorted(present)}')
     for functions, indices in reward_functions.divide(examples):
         for name, part in functions.parts.items():
-            binding.check_supplied(name, part.columns, [examples[i] for i in indices])
+            binding.check_supplied(name, part.columns, [examples[i] for i in indices], part.own)
 
 
 def options_of(path: str) -> dict[str, inspect.Parameter]:
@@ -373,7 +379,7 @@ def _bind(name, function, options, shared):
         absent = [field for field in fields or [key] if field not in values]
         if not absent:
             bound[key] = parameter.annotation(*(values[field] for field in fields)) if fields else values[key]
-        elif parameter.default is parameter.empty and key != 'correct':
+        elif parameter.default is parameter.empty and key not in ('correct', 'truncated'):
             missing += absent
     ranges.check(function, options.get(name, {}), f'reward.options.{name}')
     if missing:

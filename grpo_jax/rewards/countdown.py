@@ -7,6 +7,7 @@ from grpo_jax.example import Example
 from grpo_jax.ranges import Range
 from grpo_jax.rewards import calculator
 
+COLUMNS = ('numbers', 'target')  # of the data, which the reward reads
 ALPHABET = re.compile(r'[-+*/() 0-9]+')
 
 

@@ -7,8 +7,11 @@ from grpo_jax.ranges import Texts
 def reward(completion: str, example: Example, *, tags: Texts) -> float:
     """1.0 if the completion is <tag>...</tag> for each name in `tags`, in order and once, else 0.0.
 
-    White space may stand between them. DeepSeek-R1's format reward (arXiv 2501.12948) has the tags think and answer.
+    White space may stand between them. A first tag that the prompt opens (example.begun) counts as the completion's.
+    DeepSeek-R1's format reward (arXiv 2501.12948) has the tags think and answer.
     """
+    if tags and example.begun.startswith(f'<{tags[0]}>'):
+        completion = example.begun + completion
     tail = completion
     for tag in tags:
         opening, closing = f'<{tag}>', f'</{tag}>'

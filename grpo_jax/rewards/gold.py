@@ -153,7 +153,8 @@ def _misjudgement(reward_functions, part, example):
     """What the verifier misjudges in an example, or ''."""
     right, *wrong = (reward_functions.gold or perturb)(example)
     for completion, expected in [(right, True), *((text, False) for text in wrong)]:
-        value = call_part(reward_functions, part, completion, example).value
+        known = {'truncated': False} if part.reads_truncated else {}
+        value = call_part(reward_functions, part, completion, example, **known).value
         if reason := _verdict(reward_functions, value, completion, expected):
             return reason
     return ''
@@ -163,7 +164,7 @@ def _misjudgements_at_once(reward_functions, part, examples, judging):
     """As _misjudgements, for a verifier that is asynchronous or takes all completions: one call for all examples."""
     golds = [(reward_functions.gold or perturb)(example) for example in examples]
     texts, owners = zip(*((t, e) for e, gold in zip(examples, golds, strict=True) for t in gold), strict=True)
-    outcomes = iter(judge_at_once(reward_functions, part, texts, owners))
+    outcomes = iter(judge_at_once(reward_functions, part, texts, owners, [False] * len(texts)))
     reasons = []
     for gold in golds:
         gold_reasons = [

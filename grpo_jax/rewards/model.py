@@ -149,7 +149,13 @@ def encode_prompts(model: RewardModel, examples: Sequence[Example]) -> list[list
 
 
 def encode_completion(tokenizer: Any, completion: str) -> list[int]:
-    """Token ids of a completion with the stop token, at which the model's value is the completion's value."""
+    """Token ids of a completion with the eos token, at which the model's value is the completion's value.
+
+    Raises BadInput for a tokenizer without eos token.
+    """
+    if tokenizer.eos_token_id is None:
+        remedy = 'names no eos_token, at which a reward model judges; set it in tokenizer_config.json'
+        raise BadInput('tokenizer of a reward model', tokenizer.name_or_path, remedy)
     return [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id]
 
 

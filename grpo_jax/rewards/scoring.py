@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
+from grpo_jax import data
 from grpo_jax.example import Example
 from grpo_jax.grouping import Grouping
 from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions
@@ -35,7 +36,7 @@ class Rewards(NamedTuple):
     texts: np.ndarray  # str objects [B]
     truncated: np.ndarray  # bool[B]
     lengths: np.ndarray  # i64[B] tokens
-    rewards: np.ndarray  # f64[B] the weighted sums of parts; NaN: no part could tell
+    rewards: np.ndarray  # f64[B] the weighted sums of parts; NaN: unscorable, a part with a weight could not tell
     correct: np.ndarray  # f64[B] the verifier's verdict: 1 right, 0 wrong; NaN: it cannot tell, or there is none
     parts: dict  # name -> f64[B]
     # 'expired', 'died', 'missing' -> bool[B]: some part ran out of time, ran out of memory, or raised exceptions only
@@ -59,9 +60,16 @@ class RewardsMissing(RewardError):
 class RewardStream:
     """Judges a step's completions as they are added, while others still decode."""
 
-    def __init__(self, reward_functions: RewardFunctions, examples: Sequence[Example], group_size: int, tokenizer: Any):
-        """examples: one for each group of group_size rows; tokenizer: decodes the completions."""
-        self._reward_functions, self._tokenizer = reward_functions, tokenizer
+    def __init__(
+        self,
+        reward_functions: RewardFunctions,
+        examples: Sequence[Example],
+        group_size: int,
+        tokenizer: Any,
+        stop_tokens: Sequence[int] = (),
+    ):
+        """examples: one for each group of group_size rows; tokenizer, stop_tokens: see data.completion_text."""
+        self._reward_functions, self._tokenizer, self._stop_tokens = reward_functions, tokenizer, stop_tokens
         self._examples, self._group_size = examples, group_size
         self._rows = {}  # row -> (future, truncated)
         self.seconds = 0.0  # of judging, summed over threads; set by results
@@ -71,7 +79,8 @@ class RewardStream:
 
         tokens: its token ids; truncated: whether the budget ended before a stop token.
         """
-        future = self._reward_functions.resources.threads.submit(self._begin, self._example(row), tokens)
+        submit = self._reward_functions.resources.threads.submit
+        future = submit(self._begin, self._example(row), tokens, bool(truncated))
         self._rows[row] = future, truncated
 
     @property
@@ -93,10 +102,10 @@ class RewardStream:
     def _example(self, row):
         return self._examples[row // self._group_size]
 
-    def _begin(self, example, tokens):
+    def _begin(self, example, tokens, truncated):
         """(text, number of tokens, outcomes as of _begin_parts, seconds of judging) of a completion."""
-        text, began = self._tokenizer.decode(tokens, skip_special_tokens=True), time.monotonic()
-        values = _begin_parts(self._reward_functions, text, example)
+        text, began = data.completion_text(self._tokenizer, tokens, self._stop_tokens), time.monotonic()
+        values = _begin_parts(self._reward_functions, text, example, truncated)
         return text, len(tokens), values, time.monotonic() - began
 
 
@@ -113,7 +122,7 @@ def compute_rewards(
     """
     row_examples = _repeat(examples, len(texts))
     begin = functools.partial(_begin_parts, reward_functions)
-    values = list(reward_functions.resources.threads.map(begin, texts, row_examples))
+    values = list(reward_functions.resources.threads.map(begin, texts, row_examples, map(bool, truncated)))
     return _add_up(reward_functions, row_examples, (texts, truncated, lengths), values)
 
 
@@ -122,7 +131,7 @@ def _repeat(examples, rows):
     return [examples[row // (rows // len(examples))] for row in range(rows)]
 
 
-def _begin_parts(reward_functions, text, example):
+def _begin_parts(reward_functions, text, example, truncated):
     """Calls the parts that take one completion: name -> an Outcome, or the future of one."""
     functions = reward_functions.of(example)
     outcomes, verifier = {}, functions.verifier
@@ -130,21 +139,23 @@ def _begin_parts(reward_functions, text, example):
     for name, part in sorted(functions.parts.items(), key=lambda item: item[0] != verifier):
         if part.batched:
             continue
-        verdict = {'correct': _is_correct(functions, outcomes[verifier].value)} if part.reads_correct else {}
+        known = {'truncated': truncated} if part.reads_truncated else {}
+        if part.reads_correct:
+            known['correct'] = _is_correct(functions, outcomes[verifier].value)
         call = _submit if part.asynchronous else call_part
-        outcomes[name] = call(reward_functions, part, text, example, **verdict)
+        outcomes[name] = call(reward_functions, part, text, example, **known)
     return outcomes
 
 
-def call_part(reward_functions: RewardFunctions, part: Part, *arguments: Any, **verdict: Any) -> Outcome:
+def call_part(reward_functions: RewardFunctions, part: Part, *arguments: Any, **known: Any) -> Outcome:
     """Calls a part that is not asynchronous, and after an exception again, as _after_exception says.
 
-    arguments: a completion and its example, or lists of all; verdict: `correct`, where the part reads it.
+    arguments: a completion and its example, or lists of all; known: `correct` and `truncated`, where the part reads it.
     """
     retry = 0
     while True:
         try:
-            return Outcome(part.function(*arguments, **verdict), retry > 0)
+            return Outcome(part.function(*arguments, **known), retry > 0)
         except Exception as error:
             outcome = _after_exception(reward_functions, part, retry, error)
         if outcome:
@@ -153,7 +164,7 @@ def call_part(reward_functions: RewardFunctions, part: Part, *arguments: Any, **
         retry += 1
 
 
-def _submit(reward_functions, part, *arguments, **verdict):
+def _submit(reward_functions, part, *arguments, **known):
     """The future of an asynchronous part's Outcome, as of call_part; each call is cancelled at the deadline."""
 
     async def call():
@@ -162,7 +173,7 @@ def _submit(reward_functions, part, *arguments, **verdict):
             limit = asyncio.timeout(reward_functions.options.deadline)
             try:
                 async with limit:
-                    return Outcome(await part.function(*arguments, **verdict), retry > 0)
+                    return Outcome(await part.function(*arguments, **known), retry > 0)
             except Exception as error:
                 failure = Expired('was still running at its deadline') if limit.expired() else error
                 outcome = _after_exception(reward_functions, part, retry, failure)
@@ -197,16 +208,23 @@ def _pause(retry):
 
 
 def judge_at_once(
-    reward_functions: RewardFunctions, part: Part, texts: Sequence[str], examples: Sequence[Example]
+    reward_functions: RewardFunctions,
+    part: Part,
+    texts: Sequence[str],
+    examples: Sequence[Example],
+    truncated: Sequence[bool],
 ) -> list[Outcome]:
     """Calls a part that is asynchronous or takes all completions; returns an Outcome for each text.
 
-    examples: the example of each text.
+    examples, truncated: of each text.
     """
     if part.asynchronous:
-        futures = [_submit(reward_functions, part, *row) for row in zip(texts, examples, strict=True)]
+        known = [{'truncated': cut} if part.reads_truncated else {} for cut in truncated]
+        rows = zip(texts, examples, known, strict=True)
+        futures = [_submit(reward_functions, part, text, example, **more) for text, example, more in rows]
         return [future.result() for future in futures]
-    outcome = call_part(reward_functions, part, list(texts), list(examples))
+    more = {'truncated': list(truncated)} if part.reads_truncated else {}
+    outcome = call_part(reward_functions, part, list(texts), list(examples), **more)
     values = outcome.value if isinstance(outcome.value, Sequence) else [outcome.value] * len(texts)
     return [outcome._replace(value=value) for value in values]
 
@@ -224,16 +242,19 @@ def _add_up(reward_functions, examples, columns, started):
     examples: the example of each row; columns: (texts, truncated, lengths); started: _begin_parts of each row.
     """
     texts, truncated, lengths = columns
+    truncated = np.asarray(truncated, bool)
     options, parts, correct = reward_functions.options, {}, np.full(len(texts), np.nan)
+    total = options.truncated_reward * truncated
     failures = {name: np.zeros(len(texts), bool) for name in FAILURES.values()}
     retried, errors = np.zeros(len(texts), bool), np.full(len(texts), '', object)
     functions = [reward_functions.of(example) for example in examples]
     for name, part in reward_functions.every_part.items():
         parts[name] = np.full(len(texts), np.nan)
+        unknown = 0.0 if options.missing == 'zero' and part.weight else np.nan
         rows = [row for row, row_functions in enumerate(functions) if name in row_functions.parts]
         if part.batched and rows:  # a process may have no row of a step
-            row_texts, row_examples = [texts[row] for row in rows], [examples[row] for row in rows]
-            outcomes = judge_at_once(reward_functions, part, row_texts, row_examples)
+            columns = ([column[row] for row in rows] for column in (texts, examples, truncated.tolist()))
+            outcomes = judge_at_once(reward_functions, part, *columns)
         else:
             outcomes = [started[row][name] for row in rows]
             outcomes = [future.result() for future in outcomes] if part.asynchronous else outcomes
@@ -248,11 +269,9 @@ def _add_up(reward_functions, examples, columns, started):
             if name == functions[row].verifier:
                 verdict = _is_correct(functions[row], value)
                 correct[row] = np.nan if verdict is None else verdict
-            parts[name][row] = options.failed if failed else np.nan if value is None else value
-    weights = np.array([part.weight for part in reward_functions.every_part.values()])
-    stacked, truncated = np.stack(list(parts.values())), np.asarray(truncated, bool)  # [parts, B], [B]
-    total = np.nansum(weights[:, None] * stacked, 0) + options.truncated_reward * truncated
-    total = np.where(np.isfinite(stacked).any(0), total, np.nan)
+            parts[name][row] = options.failed if failed else unknown if value is None or np.isnan(value) else value
+        if part.weight:  # a part of weight 0 only measures: what it cannot tell leaves the completion its reward
+            total[rows] += part.weight * parts[name][rows]
     failures['missing'] = errors != ''
     return Rewards(
         np.array(texts, object), truncated, np.asarray(lengths), total, correct, parts, failures, retried, errors
@@ -342,7 +361,7 @@ def place_step_rewards(
     for row, row_steps in enumerate(steps):
         length = int(mask[row].sum())
         # characters that the first n + 1 tokens write, rising in n
-        written = [len(tokenizer.decode(tokens[row, : n + 1], skip_special_tokens=True)) for n in range(length)]
+        written = [len(data.completion_text(tokenizer, tokens[row, : n + 1])) for n in range(length)]
         token_rewards = [(int(np.searchsorted(written, end)), value) for end, value in row_steps]
         if outcomes is not None:
             token_rewards.append((length - 1, outcomes[row]))

@@ -171,7 +171,7 @@ def open_config(
         # else a checkpoint has the adapters
         if source.lora.path and not (checkpoint.steps(workdir) or (steered and steered.branch)):
             check(peft.check, source.lora.path, model.config, source.lora)
-        sampling = check(_add_tokens, settings.sampling, model)
+        sampling = check(_add_tokens, settings.sampling, model, settings.data)
         most = sys.maxsize if sampling is UNMADE else sampling.max_tokens  # which only shaping by length reads
         reward_functions = check(rewards.build, settings.rewards, most, functions)
         check(_check_model_path, changes, workdir, model.folder, source.random_init, steered)
@@ -203,10 +203,13 @@ def _read_model(source, workdir, folder, changes, head):
     return model
 
 
-def _add_tokens(sampling, model):
-    """The Sampling with the ids of a Model's tokenizer."""
-    stop_tokens = hf.stop_tokens(model.folder, model.tokenizer, model.config.vocab_size)
+def _add_tokens(sampling, model, options):
+    """The Sampling with the ids of a Model's tokenizer; without a budget of thinking where options.thinking is off."""
+    end = data.find_template_end(model.tokenizer, options.prompt_format)
+    stop_tokens = hf.stop_tokens(model.folder, model.tokenizer, model.config.vocab_size, end and end.token)
     pad_token = stop_tokens[0] if model.tokenizer.pad_token_id is None else model.tokenizer.pad_token_id
+    if options.prompt_format.thinking == 'off':
+        sampling = sampling._replace(thinking_tokens=0, thinking_start='', thinking_text='')
     return sampling.for_tokenizer(model.tokenizer, stop_tokens, pad_token)
 
 

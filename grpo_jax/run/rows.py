@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.data import exact_text
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import Lines, atomic_write
 from grpo_jax.rewards import Rewards
@@ -145,11 +146,10 @@ def token_texts(tokenizer: Any, completions: Sequence[np.ndarray]) -> list[list[
     before = tokenizer.encode('a', add_special_tokens=False)
 
     def decode(runs):
-        options = {'skip_special_tokens': False, 'clean_up_tokenization_spaces': False}
-        start, *texts = tokenizer.batch_decode([before, *([*before, *run] for run in runs)], **options)
+        start, *texts = (exact_text(tokenizer, run) for run in [before, *([*before, *run] for run in runs)])
         alone = [text if text.startswith(start) else None for text in texts]
         return [
-            tokenizer.decode(run, **options) if text is None else text[len(start) :]
+            exact_text(tokenizer, run) if text is None else text[len(start) :]
             for run, text in zip(runs, alone, strict=True)
         ]
 

@@ -145,7 +145,7 @@ def _after_token(batch, token, n, tables, options):
     seen = batch.seen
     if seen is not None:
         seen = seen | (jnp.arange(seen.shape[1]) == token[:, None])
-    thinking = stops.is_thinking(tables, states, batch.thinking, n, options.thinking_tokens)
+    states, thinking = stops.follow_thinking(tables, states, batch.thinking, n, options.thinking_tokens)
     batch = batch.replace(last=token, states=states, thinking=thinking, seen=seen)
     return batch, stopped & batch.live & (n + 1 >= options.min_tokens)
 

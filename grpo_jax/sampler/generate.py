@@ -14,7 +14,7 @@ memory and work follow the rows that are still live. Its words, and where they l
     Schedule       the sizes of a rollout, and what the engine chooses by them (schedule.py)
     ProgramKey     kind and sizes of a compiled program; `schedule.reachable_programs` lists all that a rollout may need
     PROGRAMS       for each kind of program its function, inputs and shardings (programs.py)
-    automaton      a table that moves over tokens until a string has come: a stop string, or thinking's end (stops.py)
+    automaton      a table that moves over tokens until a string has come: a stop string, or <think> (stops.py)
 """
 
 from typing import Any
@@ -64,7 +64,7 @@ def generate(
     keys: from row_keys; the token at completion position n uses fold_in(key, n), whatever the batch or mesh.
     version: i32[], the step of the weights, which is written beside each token.
     c: the model's config.
-    tables: the automata of stop strings ('stop') and of the end of thinking ('thinking'), as sampler.stops makes them.
+    tables: the automata of stop strings and of thinking, as sampler.stops makes them.
     block: how many columns of the cache are read at once.
     limit: ends rows earlier than sampling.max_tokens.
     """

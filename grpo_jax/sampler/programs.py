@@ -198,7 +198,7 @@ class SamplerSpec:
                 last=numbers,
                 live=flags,
                 thinking=flags,
-                states=dict.fromkeys(self.sampling.end_strings, numbers),
+                states=dict.fromkeys(self.sampling.read_strings, numbers),
                 seen=jnp.zeros((rows, vocab_size), bool) if self.sampling.repetition_penalty != 1 else None,
             )
 
@@ -242,6 +242,7 @@ def _abstract_prompts(spec, key):
         mask=compiled.abstract((p, q), bool, rows),
         ids=compiled.abstract((p,), jnp.int32, rows),
         first=np.zeros(p, np.int32),
+        thinking=compiled.abstract((p,), bool, rows) if spec.sampling.thinking_tokens else None,
     )
 
 
@@ -348,7 +349,7 @@ def _new_state(spec, key, prompts, seed, step, limit, given_tokens=None):
     keys = row_keys(seed, step, prompts.ids, spec.shapes.group_size, prompts.first)
     if given_tokens is None:
         given_tokens = jnp.full((spec.rows, spec.shapes.tokens), -1, jnp.int32)
-    return state.new_state(prompts, keys, given_tokens, limit, spec.sampling.end_strings)
+    return state.new_state(prompts, keys, given_tokens, limit, spec.sampling.read_strings)
 
 
 def _resume_state(spec, key, rollout, prompts, seed, limit, tables):
@@ -550,6 +551,10 @@ class SamplerPrograms:
         """(Prompts with the number of each first sample, i32[B] of limits): what a caller may leave out."""
         if prompts.first is None:
             prompts = prompts.replace(first=np.zeros(len(prompts.ids), np.int32))
+        if not self.spec.sampling.thinking_tokens:
+            prompts = prompts.replace(thinking=None)  # which no program reads
+        elif prompts.thinking is None:
+            prompts = prompts.replace(thinking=np.full(len(prompts.ids), not self.spec.sampling.thinking_start))
         limit = np.int32(self.spec.shapes.tokens if limit is None else limit)
         return prompts, np.broadcast_to(limit, (self.spec.rows,))
 

@@ -30,10 +30,12 @@ class Sampling(NamedTuple):
     # of tokens that prompt or completion hold, as in transformers (arXiv 1909.05858); 1.0: none
     repetition_penalty: Annotated[float, Range(least=0.01, most=100)] = 1.0
     min_tokens: Natural = 0  # no stop before that many
-    thinking_tokens: Natural = 0  # budget of thinking, after which its end is forced; 0: none
+    # tokens of a completion after which thinking that is open is ended: thinking_end is forced; 0: never
+    thinking_tokens: Natural = 0
     thinking_end: NoKey[tuple[int, ...]] = ()  # the tokens that are forced
     stop_strings: tuple[Text, ...] = ()  # a completion ends with the token that completes one of them
     thinking_text: NoKey[str] = ''  # the text of thinking_end
+    thinking_start: NoKey[str] = ''  # the text that opens thinking; '': a completion begins inside it
     dtype: NoKey[str] = 'float32'  # of computation
     cache_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of keys and values: int8, or '' for model.dtype
     weights_dtype: Annotated[str, OneOf(('int8', ''))] = ''  # of the sampler's matrices: int8, or '' for model.dtype
@@ -67,6 +69,7 @@ class Sampling(NamedTuple):
         return cls(
             **values,
             thinking_text=section.thinking_end if section.thinking_tokens else '',
+            thinking_start=section.thinking_start if section.thinking_tokens else '',
             dtype=dtype,
             cache_bytes=int(section.cache_gib * 2**30),
             lora=lora,
@@ -90,10 +93,10 @@ class Sampling(NamedTuple):
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1 or self.min_tokens > 0
 
     @property
-    def end_strings(self) -> dict[str, tuple[str, ...]]:
-        """The strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
-        strings = {'stop': self.stop_strings, 'thinking': (self.thinking_text,) * bool(self.thinking_text)}
-        return {name: texts for name, texts in strings.items() if texts}
+    def read_strings(self) -> dict[str, tuple[str, ...]]:
+        """The strings that end a completion ('stop'), and that end and open thinking, where there are any."""
+        strings = {'stop': self.stop_strings, 'thinking': (self.thinking_text,), 'opening': (self.thinking_start,)}
+        return {name: texts for name, texts in strings.items() if any(texts)}
 
 
 class RolloutOptions(NamedTuple):
@@ -102,6 +105,8 @@ class RolloutOptions(NamedTuple):
     group_size: Count = 8  # G, completions of a prompt
     sampling: Flat[Sampling] = Sampling()
     accept_bias: bool = False  # train all the same on samples of another distribution than the policy's
+    # the text that opens thinking, in the prompt or in the completion; '': a completion begins inside thinking
+    thinking_start: str = '<think>'
     thinking_end: str = '</think>'  # the text that ends thinking
     # keys and values on a device; rows beyond it wait; 0: no limit
     cache_gib: Free[Annotated[float, Range(least=0, most=2**20)]] = 0.0

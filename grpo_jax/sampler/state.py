@@ -9,7 +9,7 @@ A row has own columns in the cache behind the columns of its prompt. Own column 
 token, the row's tokens]: the last prompt token is the first input of decoding, so the first token needs no other code.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -59,7 +59,7 @@ class RolloutState(Pytree):
     count: Int[Array, ' N']  # tokens so far
     limit: Int[Array, ' N']  # count at which a row pauses
     done: Bool[Array, ' N']  # has met a stop
-    thinking: Bool[Array, ' N']  # the end of thinking has not come yet
+    thinking: Bool[Array, ' N']  # thinking is open
     states: dict[str, Int[Array, ' N']]  # of automata by name
 
     @property
@@ -91,13 +91,17 @@ def new_state(
     keys: Key[Array, ' N'],
     given_tokens: Int[Array, 'N C'],
     limit: Number | Int[Array, ' N'] | Int[np.ndarray, ' N'],
-    automata: Iterable[str],
+    automata: Collection[str],
 ) -> RolloutState:
     """The RolloutState of rows without tokens; limit is one number or one for each row, automata are names."""
     rows, columns = given_tokens.shape
+    if 'thinking' not in automata or prompts.thinking is None:
+        thinking = jnp.full(rows, 'opening' not in automata)
+    else:
+        thinking = jnp.repeat(prompts.thinking, rows // prompts.ids.shape[0])
     limit = jnp.broadcast_to(jnp.minimum(limit, columns), (rows,)).astype(jnp.int32)
     return RolloutState(
-        prompts=prompts,
+        prompts=prompts.replace(thinking=None),
         keys=keys,
         tokens=jnp.zeros((rows, columns), jnp.int32),
         logprobs=jnp.zeros((rows, columns)),
@@ -107,7 +111,7 @@ def new_state(
         count=jnp.zeros(rows, jnp.int32),
         limit=limit,
         done=jnp.zeros(rows, bool),
-        thinking=jnp.ones(rows, bool),
+        thinking=thinking,
         states={name: jnp.zeros(rows, jnp.int32) for name in automata},
     )
 
@@ -140,7 +144,7 @@ def resume_state(
         token, valid, n = column
         states = stops.advance(tables, states, token, valid)
         states = stops.forget_early(tables, states, n, options.min_tokens)
-        return (states, stops.is_thinking(tables, states, thinking, n, options.thinking_tokens)), None
+        return stops.follow_thinking(tables, states, thinking, n, options.thinking_tokens), None
 
     columns = (state.tokens.T, mask.T, jnp.arange(mask.shape[1]))
     (states, thinking), _ = jax.lax.scan(read, (state.states, state.thinking), columns)

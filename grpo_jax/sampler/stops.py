@@ -16,15 +16,15 @@ import numpy as np
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.types import Array
 
-Tables = dict[str, Any]  # i32[states, V] or its ShapeDtypeStruct, by automaton: 'stop', 'thinking'
+Tables = dict[str, Any]  # i32[states, V] or its ShapeDtypeStruct, by automaton: 'stop', 'thinking', 'opening'
 States = dict[str, Any]  # i32[B] by automaton
 
 
 def make_automata(sampling: Sampling, tokenizer: Any, vocab_size: int) -> dict[str, np.ndarray]:
-    """Makes the tables of strings that end a completion ('stop') and its thinking ('thinking'), where there are any."""
+    """Makes the tables of the strings in Sampling.read_strings."""
     return {
         name: transition_table(strings, bytes_of_tokens(tokenizer, vocab_size, strings))
-        for name, strings in sampling.end_strings.items()
+        for name, strings in sampling.read_strings.items()
     }
 
 
@@ -32,7 +32,7 @@ def abstract_automata(sampling: Sampling, vocab_size: int) -> dict[str, jax.Shap
     """The tables of `make_automata`, abstract: their shapes do not depend on the tokenizer."""
     return {
         name: jax.ShapeDtypeStruct((count_states(strings), vocab_size), jnp.int32)
-        for name, strings in sampling.end_strings.items()
+        for name, strings in sampling.read_strings.items()
     }
 
 
@@ -54,13 +54,20 @@ def forget_early(tables: Tables, states: States, n: Int[Array, '...'], min_token
     return states | {'stop': jnp.where(early, 0, states['stop'])}
 
 
-def is_thinking(
+def follow_thinking(
     tables: Tables, states: States, thinking: Bool[Array, ' B'], n: Int[Array, '...'], thinking_tokens: int
-) -> Bool[Array, ' B']:
-    """bool[B]: rows that still think after the token at position n; a sampled end within the budget ends thinking."""
+) -> tuple[States, Bool[Array, ' B']]:
+    """(states, bool[B] of rows that think) after the token at position n; from the budget on, thinking does not change.
+
+    Its end closes it, and its opening opens it again; both are forgotten once they have been met.
+    """
     if not thinking_tokens:
-        return thinking
-    return thinking & ~(is_met(tables, states, 'thinking') & (n < thinking_tokens))
+        return states, thinking
+    for name in [name for name in ('opening', 'thinking') if name in tables]:
+        met = is_met(tables, states, name)
+        thinking = jnp.where(met & (n < thinking_tokens), name == 'opening', thinking)
+        states = states | {name: jnp.where(met, 0, states[name])}
+    return states, thinking
 
 
 def transition_table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarray, 'S V']:

@@ -30,7 +30,7 @@ def lines(config: Any, count: int) -> Iterator[str]:
         example, ids = dataset.examples[index], dataset.tokens[index]
         yield ''
         yield f'example {example.id}, {len(ids)} of {config.data.max_prompt_tokens} tokens, answer {example.answer!r}'
-        yield f'text {tokenizer.decode(ids)!r}'
+        yield f'text {data.exact_text(tokenizer, ids)!r}'
         yield f'ids  {ids}'
 
 

@@ -26,6 +26,14 @@ def test_a_tokens_advantage_is_what_the_teacher_finds_likelier():
     np.testing.assert_allclose(advantages, [[-0.693147, 0.693147, 0], [1.386294, -1.386294, 0]], atol=1e-6)
 
 
+@pytest.mark.parametrize('preset', ['opd', 'opd_reward'])
+def test_a_teacher_teaches_also_where_no_reward_is(preset):
+    method = fixture.algorithm(preset)
+    data = dict(mask=MASK[None], teacher_logprobs=TEACHER[None], old_logprobs=OLD[None])
+    advantages = algorithms.compute_advantages(method, [[np.nan, np.nan]], **data)
+    np.testing.assert_allclose(advantages, np.where(MASK, TEACHER - OLD, 0), atol=1e-6)
+
+
 def test_a_reward_and_a_teacher_are_added():
     # rewards 1 and 0 of one prompt: +.5 and -.5; half of the numbers above
     method = fixture.algorithm('opd_reward', teacher_coef=0.5)

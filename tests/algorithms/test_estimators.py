@@ -84,7 +84,7 @@ def grouped(estimator, rewards, **numbers):
 def test_advantages_are_finite_without_minus_zero(estimator, rewards):
     found = grouped(estimator, rewards)
     assert np.all(np.isfinite(found)) and not np.any((found == 0) & np.signbit(found))
-    assert np.all(found.reshape(8, -1)[np.isnan(rewards)] == 0)
+    assert np.all(found.reshape(8, -1)[np.isnan(rewards)] == (estimator == 'ones'))
 
 
 @pytest.mark.parametrize('estimator', ESTIMATORS)
@@ -159,7 +159,7 @@ def test_an_unscorable_completion_changes_nothing_for_the_others(estimator):
     found, left = grouped(estimator, rewards), np.flatnonzero(ROW != 2)
     without = ragged(estimator, np.arange(8) // 4, left)
     np.testing.assert_allclose(found[left], without, rtol=1e-6, atol=1e-6)
-    assert np.all(found[2] == 0)
+    assert np.all(found[2] == (estimator == 'ones'))  # which imitates, whatever the reward
 
 
 integers = st.lists(st.integers(-5, 5), min_size=8, max_size=8)
@@ -312,6 +312,14 @@ def test_gdpo_leaves_unscorable_completions_out_of_the_batch():
     method = fixture.algorithm('grpo', advantage='gdpo', std_ddof=0, std_eps=1e-12, **fixture.NO_KL)
     parts = np.concatenate([PARTS, np.full((2, 2, 1), np.nan)], -1)
     found = algorithms.compute_advantages(method, parts[0], parts=parts, part_weights=np.array([1.0, 0.5]))
+    np.testing.assert_allclose(found.reshape(2, 3), np.array([[0.5, -0.5, 0], [1, -1, 0]]) / np.sqrt(0.625), rtol=1e-6)
+
+
+def test_gdpo_leaves_a_completion_that_one_part_cannot_judge_out_of_the_other_parts_too():
+    method = fixture.algorithm('grpo', advantage='gdpo', std_ddof=0, std_eps=1e-12, **fixture.NO_KL)
+    parts = np.concatenate([PARTS, np.array([[[np.nan], [np.nan]], [[7.0], [7.0]]])], -1)
+    rewards = np.concatenate([PARTS[0], np.full((2, 1), np.nan)], -1)
+    found = algorithms.compute_advantages(method, rewards, parts=parts, part_weights=np.array([1.0, 0.5]))
     np.testing.assert_allclose(found.reshape(2, 3), np.array([[0.5, -0.5, 0], [1, -1, 0]]) / np.sqrt(0.625), rtol=1e-6)
 
 

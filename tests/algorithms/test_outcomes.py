@@ -45,6 +45,22 @@ def test_maxrl_and_pkpo_count_the_right_completions():
     np.testing.assert_allclose(found[:, 0], [0.25, -1 / 12, -1 / 12, -1 / 12], rtol=1e-6)
 
 
+def test_maxrl_and_pkpo_give_0_to_what_the_verifier_cannot_judge():
+    rewards, correct = [[0.0, 0, 0, 0], [1, 0, 0, 0]], [[0.0, 0, 0, NAN], [1, 0, 0, NAN]]
+    # of three judged ones, one is right: (1 - 1/3) / (1/3) = 2, and -1
+    found = advantages_of('maxrl', rewards, correct=correct)[:, 0]
+    np.testing.assert_allclose(found, [0, 0, 0, 0, 2, -1, -1, 0], rtol=1e-5)
+    # k = 2, n = 3: 2/3 for the right one, 2/3 * 1/2 for the others, less their mean 4/9
+    found = algorithms.compute_advantages(
+        fixture.algorithm('pkpo', pass_k=2), np.array(rewards), correct=np.array(correct)
+    )
+    np.testing.assert_allclose(found[:, 0], [0, 0, 0, 0, 2 / 9, -1 / 9, -1 / 9, 0], rtol=1e-6)
+
+
+def test_demonstrations_are_imitated_also_where_nobody_can_score_them():
+    assert advantages_of('sft', [[NAN, 1.0]])[:, 0].tolist() == [1, 1]
+
+
 def test_xrpo_sharpens_only_right_completions():
     # the second is paid more than the mean, and unlikely, but wrong
     data = dict(

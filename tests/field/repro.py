@@ -23,10 +23,14 @@ if os.path.isdir('grpo_jax'):
     sys.path.insert(0, CLONE)
 os.chdir(LAB)
 
-from grpo_jax import rewards  # noqa: E402
+from grpo_jax import data, rewards, train as trainer  # noqa: E402
 from grpo_jax.configs import default  # noqa: E402
+from grpo_jax.errors import BadInput  # noqa: E402
 from grpo_jax.example import Example  # noqa: E402
 from grpo_jax.models import hf  # noqa: E402
+
+sys.path.insert(0, HERE)
+import tiny  # noqa: E402
 
 CASES = {}
 SMALL = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16)
@@ -56,13 +60,21 @@ def model(name, added=(), special=False, **settings):
     return out
 
 
+def opened(folder, **changes):
+    """(Run, splits) of the demo's config with a model and changes, as a run opens them; compiles nothing."""
+    c = tiny.get_config()
+    c.model.path = folder
+    c.update_from_flattened_dict({key.replace('__', '.'): value for key, value in changes.items()})
+    return trainer.check(c, 'no/where')
+
+
 def write(folder, **changes):
     c = json.load(open(f'{folder}/config.json')) | changes
     json.dump(c, open(f'{folder}/config.json', 'w'))
 
 
 def judge(folder, texts, example, parts, verifier=''):
-    """What a run pays for the tokens of these texts: the run's own RewardStream."""
+    """[(text, {part: number})]: what a run pays for the tokens of these texts, by the run's own RewardStream."""
     c = default.get_config('dr_grpo')
     with c.unlocked():
         c.reward.parts, c.reward.verifier, c.reward.workers = parts, verifier, 1
@@ -99,35 +111,33 @@ def train(*flags, **more):
 
 @case
 def spaces():
-    """clean_up_tokenization_spaces=true (every Llama 3 folder on the hub): the reward judges another text than was written.
-    Expected: 1.0 for the right program in both folders, and `show` prints the exact text."""
+    """clean_up_tokenization_spaces=true (every Llama 3 folder on the hub): the reward judges the text that was written, and `show` prints it."""
     meta = {'before': '', 'setup': '', 'tests': ["assert glue(['a', 'b']) == 'a , b'"], 'names': {'glue': 'glue'}}
     program = "```python\ndef glue(x):\n    return ' , '.join(x)\n```"
     for folder in (model('plain'), model('cleaned', clean_up_tokenization_spaces=True)):
-        print(' ', folder, judge(folder, [program], Example('Join.', '', 0, meta), (('code', 1.0),)))
-    command('show', '--config=tiny.py', '--prompts=1', '--config.model.path=m/cleaned', '--config.data.template={prompt} !', lines=1)
+        assert judge(folder, [program], Example('Join.', '', 0, meta), (('code', 1.0),)) == [(program, {'code': 1.0})]
+    run, splits = opened('m/cleaned', data__template='{prompt} !')
+    assert data.exact_text(run.model.tokenizer, splits.train.tokens[0]).endswith('= !')
 
 
 @case
 def tags():
-    """<think>, <answer> as special tokens of the tokenizer: they are cut out before rewards see the text.
-    Expected: math 1.0 and format 1.0 for the right one, math 0.0 for the wrong one, whatever the flag `special`."""
+    """<think>, <answer> as special tokens of the tokenizer: rewards see them, whatever the flag `special`."""
     names = ('<think>', '</think>', '<answer>', '</answer>')
     texts = ['<think>\\boxed{4}? no, 5</think><answer>5</answer>', '<think>\\boxed{5}? no</think><answer>4</answer>']
     for special in (False, True):
         folder = model(f'tags_{special}', names, special)
-        for name, seen in zip(('right', 'wrong'), judge(folder, texts, Example('2+3?', '5', 0, {}), (('math', 1.0), ('format', 0.2)), 'math')):
-            print(f'  special={special}', name, seen)
+        seen = judge(folder, texts, Example('2+3?', '5', 0, {}), (('math', 1.0), ('format', 0.2)), 'math')
+        assert seen == [(texts[0], {'math': 1.0, 'format': 1.0}), (texts[1], {'math': 0.0, 'format': 1.0})]
 
 
 @case
 def prefilled():
-    """A chat template that opens <think> itself (DeepSeek-R1 distills, Qwen3-Thinking-2507, Qwen3.5): format pays 0 for ever.
-    Expected: 1.0 for well-formed completions of such a prompt, or a refusal before the run."""
+    """A chat template that opens <think> itself (DeepSeek-R1 distills, Qwen3-Thinking-2507): format counts the opening there."""
     folder = model('r1', ('<think>', '</think>', '<s>', '<e>'), chat_template=CHATML.replace('assistant\n{% endif', 'assistant\n<think>\n{% endif'))
-    command('show', '--config=tiny.py', '--prompts=1', f'--config.model.path={folder}', '--config.data.chat=True', lines=1)
-    for text in ('2 and 3\n</think>\n<answer>5</answer>', '<think>2 and 3</think>\n<answer>5</answer>'):
-        print(' ', judge(folder, [text], Example('2+3?', '5', 0, {}), (('format', 1.0),)))
+    example = opened(folder, data__chat=True)[1].train.examples[0]
+    texts = ['2 and 3\n</think>\n<answer>5</answer>', '<think>2 and 3</think>\n<answer>5</answer>']
+    assert [paid['format'] for _, paid in judge(folder, texts, example, (('format', 1.0),))] == [1.0, 0.0]
 
 
 @case
@@ -158,35 +168,42 @@ def files():
 
 @case
 def ends():
-    """What ends a turn. Expected: eos_token_id of config.json counts where generation_config.json is absent (as in transformers), the
-    chat template's own end counts (docs/models.md), demonstrations of a chat end as its template ends, no traceback without eos_token."""
+    """What ends a turn: eos_token_id of config.json, the chat template's own end; demonstrations of a chat end as its template ends, and of a
+    tokenizer without eos_token with what generation_config.json names."""
     folder = model('turns', ('<s>', '<e>'), chat_template=CHATML)
-    t = hf.load_tokenizer(folder)
-    end = t.convert_tokens_to_ids('<e>')
-    write(folder, eos_token_id=[end, t.eos_token_id])
-    print('  config.json says', [t.convert_ids_to_tokens(i) for i in (end, t.eos_token_id)])
-    command('show', '--config=tiny.py', '--prompts=1', f'--config.model.path={folder}', '--config.data.chat=True', keep=('model',), lines=1)
-    whole = t.apply_chat_template([{'role': 'user', 'content': '1+1='}, {'role': 'assistant', 'content': '2'}], tokenize=False)
-    print('  a turn by the template', repr(whole), '  a demonstration (run/demonstrations.py:20) ends with', repr(t.convert_ids_to_tokens(t.eos_token_id)))
+    eos, end = (hf.load_tokenizer(folder).convert_tokens_to_ids(token) for token in ('<eos>', '<e>'))
+    for listed in (eos, [end, eos]):
+        write(folder, eos_token_id=listed)
+        run, splits = opened(folder, data__chat=True, supervised__updates=1)
+        assert run.settings.sampling.stop_tokens == tuple(sorted((eos, end)))
+        assert data.find_end(run.model.tokenizer, run.settings.data.prompt_format, (eos,)) == ('', end)
     without = model('no_eos', eos_token=None)
+    write(without, eos_token_id=None)
+    try:
+        opened(without, supervised__updates=1)
+        raise AssertionError('was not refused')
+    except BadInput as error:
+        assert 'names no end-of-sequence token' in str(error)
     json.dump({'eos_token_id': 1}, open(f'{without}/generation_config.json', 'w'))
-    train(f'--config.model.path={without}', '--config.supervised.updates=1', lines=1)
+    assert opened(without, supervised__updates=1)[0].settings.sampling.stop_tokens == (1,)
 
 
 @case
 def budget():
-    """rollout.thinking_tokens where the prompt has closed thinking (data.thinking=off), or a model that does not think.
-    Expected: no </think> is forced into an answer."""
+    """rollout.thinking_tokens where the prompt has closed thinking (data.thinking=off), or a model that does not think: no </think> is forced
+    into an answer."""
     template = CHATML.replace('assistant\n{% endif', "assistant\n{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n{% endif %}{% endif")
     folder = model('budget', ('<think>', '</think>', '<s>', '<e>'), chat_template=template)
-    train(f'--config.model.path={folder}', '--config.data.chat=True', '--config.data.thinking=off', '--config.rollout.thinking_tokens=4', lines=0)
-    print('  completions', [json.loads(line)['completion'] for line in open('w/rollouts/000000.jsonl')][:3])
+    for thinking in ('off', 'auto'):
+        train(f'--config.model.path={folder}', '--config.data.chat=True', f'--config.data.thinking={thinking}', '--config.rollout.thinking_tokens=4', lines=0)
+        rows = [json.loads(line) for line in open('w/rollouts/000000.jsonl')]
+        # random weights may write the tags themselves
+        assert rows and not any(row['tokens'][4:5] == ['</think>'] and '<think>' not in row['tokens'][:4] for row in rows)
 
 
 @case
 def tied():
-    """config.json ties head and embedding, and the file holds two different tensors (fine-tuned head).
-    Expected: as transformers 5, which keeps both and says so; or a refusal. Seen: the head is dropped without a word."""
+    """config.json ties head and embedding, and the file holds two different tensors (fine-tuned head): both are kept, as in transformers 5."""
     import jax
     import numpy as np
     from safetensors.numpy import load_file, save_file
@@ -200,18 +217,12 @@ def tied():
     weights = load_file(f'{folder}/model.safetensors')
     weights['lm_head.weight'] = -weights['model.embed_tokens.weight']
     save_file(weights, f'{folder}/model.safetensors', metadata={'format': 'pt'})
+    c = families.load_config(folder)
     hf.check_weights(folder, c)
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     table = jax.tree.map(lambda _: place, transformer.param_table(c), is_leaf=lambda x: isinstance(x, transformer.Param))
-    print('  loaded, without a warning:', sorted(k for k in hf.load_params(folder, c, table) if k != 'layers'))
-    try:
-        import torch
-        import transformers
-
-        m = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        print('  transformers: head and embedding are one:', m.lm_head.weight is m.model.embed_tokens.weight)
-    except ImportError:
-        print('  (transformers can be asked where torch is installed)')
+    params = hf.load_params(folder, c, table)
+    assert np.array_equal(params['lm_head'], -params['embed'].T)
 
 
 @case
@@ -261,26 +272,32 @@ def golds():
 
 @case
 def needs():
-    """A built-in reward on data without what it reads. Expected: refused before the run, as a user's own reward is (binding.check_supplied)."""
-    model('plain')
-    for part, text in (('countdown', '3+5'), ('code', '```python\nx = 1\n```')):
-        try:
-            print(' ', part, judge('m/plain', [text], Example('?', '8', 0, {'nums': [3, 5], 'target': 8}), ((part, 1.0),)))
-        except KeyError as error:
-            print(' ', part, repr(text), 'KeyError', error)
+    """A built-in reward on data without what it reads is refused before the run, as a user's own reward is."""
+    for part in ('countdown', 'code'):
+        c = default.get_config('dr_grpo')
+        with c.unlocked():
+            c.reward.parts, c.reward.verifier, c.reward.workers = ((part, 1.0),), part, 1
+        with rewards.build(rewards.RewardOptions.from_config(c.reward), 512) as functions:
+            try:
+                rewards.check_parameters(functions, [Example('?', '8', 0, {'nums': [3, 5], 'target': 8})])
+                raise AssertionError('was not refused')
+            except BadInput as error:
+                assert 'reads the column' in str(error)
 
 
 @case
 def unknown():
-    """None of one of two parts. Expected (docs/rewards.md): such a completion is left out of the group's statistics. Seen: it counts as 0."""
+    """None of one of two parts: such a completion has no reward, and is left out of the group's statistics (docs/rewards.md)."""
     verdict = {'right': 1.0, 'wrong': 0.0, 'no idea': None}
-    c = default.get_config('grpo')
-    with c.unlocked():
-        c.reward.parts, c.reward.workers, c.reward.verifier = (('judged', 1.0), ('polite', 0.2)), 1, ''
     functions = {'judged': lambda completion, example: verdict[completion], 'polite': lambda completion, example: 1.0}
-    with rewards.build(rewards.RewardOptions.from_config(c.reward), 64, functions=functions) as built:
-        r = rewards.compute_rewards(built, [Example('?', '1', 0, {})], list(verdict), [False] * 3, [1] * 3)
-    print(' ', dict(zip(verdict, map(float, r.rewards))))
+    for missing, expected in (('unscorable', None), ('zero', 0.2)):
+        c = default.get_config('grpo')
+        with c.unlocked():
+            c.reward.parts, c.reward.workers, c.reward.verifier = (('judged', 1.0), ('polite', 0.2)), 1, ''
+            c.reward.missing = missing
+        with rewards.build(rewards.RewardOptions.from_config(c.reward), 64, functions=functions) as built:
+            r = rewards.compute_rewards(built, [Example('?', '1', 0, {})], list(verdict), [False] * 3, [1] * 3)
+        assert [None if x != x else float(x) for x in r.rewards] == [1.2, 0.2, expected]
 
 
 @case

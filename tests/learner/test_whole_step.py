@@ -13,7 +13,7 @@ from grpo_jax.algorithms import corrections, kl, pieces, ratios, regularizers, s
 from grpo_jax.configs import algorithms as presets
 from grpo_jax.configs import default
 from grpo_jax.learner import critic
-from grpo_jax.learner.experience import make_experience
+from grpo_jax.learner.experience import drop_truncated, make_experience
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.types import HeadOutput, Rollout, TrainState
 from tests.learner import batches, plain
@@ -144,6 +144,20 @@ def test_every_preset_and_every_piece_of_the_device_is_in_the_tables():
     modules = (ratios, surrogates, weights, kl, corrections, selections, regularizers)
     left = {name for module in modules for name, piece in pieces.list_pieces(module).items() if id(piece) not in used}
     assert left == {'entropy_bonus'}  # it acts on the entropy and not on logprobs
+
+
+def test_truncated_completions_that_are_dropped_leave_the_mean_over_tokens_and_stay_in_their_groups():
+    algorithm, logprobs = algorithm_of('dapo'), sampled('random 2')[1]
+    whole, cut = experience_of(algorithm, 'random 2'), np.arange(batches.B) % 3 == 0
+    whole = whole.replace(rollout=whole.rollout.replace(truncated=jnp.asarray(cut)))
+    dropped = drop_truncated(whole)
+    np.testing.assert_array_equal(dropped.advantages, whole.advantages)
+    gradient, expected = (
+        step_of(algorithm, logprobs['new'], logprobs['old_entropy'], experience)[1] for experience in (dropped, whole)
+    )
+    assert np.any(gradient[~cut]) and np.any(expected[cut])
+    left = jnp.sum(whole.loss_mask) / jnp.sum(whole.loss_mask[~cut])
+    np.testing.assert_allclose(gradient, jnp.where(cut[:, None], 0, expected * left), atol=1e-7)
 
 
 @pytest.mark.parametrize('preset, kl_coef', [('ppo', 0.05), ('vapo', 0.0)])

@@ -349,6 +349,19 @@ def test_a_head_that_is_stored_though_tied_is_left_alone(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, load(str(tmp_path))[1], params)
 
 
+def test_a_tied_model_with_a_head_of_its_own_keeps_both_also_from_a_copy(tmp_path, caplog):
+    unpack('qwen3', tmp_path / 'one')
+    change_weights(tmp_path / 'one', lambda t: t.update({'lm_head.weight': -t['model.embed_tokens.weight']}))
+    c, params = load(str(tmp_path / 'one'))
+    np.testing.assert_array_equal(params['lm_head'], -params['embed'].T)
+    hf.check_weights(str(tmp_path / 'one'), c)
+    assert caplog.text.count('config.json ties head and embedding') == 1
+    hf.copy_files(tmp_path / 'one', tmp_path / 'copy')  # as a run's workdir has it
+    assert families.load_config(tmp_path / 'copy') == c
+    hf.save(tmp_path / 'saved', tmp_path / 'copy', jax.device_get(params), c, np.float32)
+    jax.tree.map(np.testing.assert_array_equal, load(str(tmp_path / 'saved'))[1], params)
+
+
 def test_copied_files_hold_no_weights(folder, tmp_path):
     for name in ('tokenizer.json', 'chat_template.jinja', 'model.safetensors.index.json', 'notes.txt'):
         with open(os.path.join(folder, name), 'w', encoding='utf8'):

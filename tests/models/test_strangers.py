@@ -69,6 +69,29 @@ def refuse(folder, *words, **changes):
     return line
 
 
+def test_every_end_that_the_folder_names_ends_a_completion(folder):
+    change(folder, 'config.json', eos_token_id=[1, 5])
+    change(folder, 'generation_config.json', eos_token_id=7)
+    opened, _ = use(folder)
+    assert opened.settings.sampling.stop_tokens == (1, 5, 7)
+
+
+def test_the_chat_templates_own_end_ends_a_completion_of_a_chat(folder):
+    change(folder, 'tokenizer_config.json', chat_template="{% for m in messages %}{{ m['content'] }}<unk>{% endfor %}")
+    unknown = hf.load_tokenizer(folder).unk_token_id
+    stops = [use(folder, data__chat=chat)[0].settings.sampling.stop_tokens for chat in (True, False)]
+    assert stops == [tuple(sorted((1, unknown))), (1,)]
+
+
+def test_a_budget_of_thinking_is_none_where_thinking_is_off(folder):
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if enable_thinking %}+{% endif %}"
+    change(folder, 'tokenizer_config.json', chat_template=template)
+    options = {'data__chat': True, 'rollout__thinking_tokens': 4}
+    for thinking, budget, words in (('off', 0, {}), ('on', 4, {'thinking': ('</think>',), 'opening': ('<think>',)})):
+        sampling = use(folder, data__thinking=thinking, **options)[0].settings.sampling
+        assert (sampling.thinking_tokens, sampling.read_strings) == (budget, words)
+
+
 def test_the_undamaged_folder_loads(folder):
     opened, params = use(folder)
     assert opened.settings.sampling.stop_tokens == (1,) and params['final_norm'].shape == (32,)

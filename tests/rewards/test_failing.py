@@ -124,13 +124,13 @@ def test_a_stream_may_lack_parts_too():
 class Words(Letters):
     """A tokenizer of one word a token."""
 
-    def decode(self, tokens, skip_special_tokens):
+    def decode(self, tokens, **options):
         return ' '.join(tokens)
 
 
-def test_other_parts_still_pay():
+def test_other_parts_still_pay_where_the_config_counts_a_missing_one_as_0():
     parts = {'style': lambda completion, example: 0.25, **Service(9).functions()}
-    with make(('plain', 1.0), ('style', 1.0), functions=parts, retries=0) as functions:
+    with make(('plain', 1.0), ('style', 1.0), functions=parts, retries=0, missing='zero') as functions:
         rewarded = judge(functions, TEXTS)
     assert rewarded.rewards.tolist() == [1.25, 0.25, 1.25]
 

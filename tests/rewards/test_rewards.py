@@ -139,10 +139,20 @@ def test_truncated_completions_get_the_extra_term():
     assert parts['numeric'].tolist() == [1, 1, 0]
 
 
-def test_completion_that_one_part_cannot_score_gets_the_others():
-    reward_functions = make(('numeric', 1.0), ('format', 0.5))
-    total, parts = compute(reward_functions, [example('many')], [GOOD, '4'], np.zeros(2, bool))
-    assert total.tolist() == [0.5, 0] and np.all(np.isnan(parts['numeric']))
+def test_completion_that_one_part_cannot_judge_is_unscorable_or_by_config_gets_the_others():
+    parts, examples, cut = (('numeric', 1.0), ('format', 0.5)), [example('many'), example('4')], np.zeros(2, bool)
+    total, by_part = compute(build(parts=parts), examples, [GOOD, GOOD], cut)
+    assert np.isnan(total[0]) and total[1] == 1.5 and by_part['format'].tolist() == [1, 1]
+    total, by_part = compute(build(parts=parts, missing='zero'), examples, [GOOD, GOOD], cut)
+    assert total.tolist() == [0.5, 1.5] and by_part['numeric'].tolist() == [0, 1]
+
+
+def test_part_of_weight_0_makes_no_completion_scorable_and_none_unscorable():
+    examples, cut = [example('many'), example('4')], np.zeros(2, bool)
+    total, _ = compute(make(('numeric', 1.0), ('format', 0.0)), examples, [GOOD, GOOD], cut)
+    assert np.isnan(total[0]) and total[1] == 1
+    total, parts = compute(make(('numeric', 0.0), ('format', 0.5)), examples, [GOOD, GOOD], cut)
+    assert total.tolist() == [0.5, 0.5] and np.isnan(parts['numeric'][0])
 
 
 def test_completion_that_no_part_can_score_is_nan_even_when_truncated():
@@ -293,7 +303,9 @@ def test_gsm8k_annotations_are_steps():
 class Words:
     """A tokenizer of one word a token."""
 
-    def decode(self, ids, skip_special_tokens):
+    eos_token_id = pad_token_id = None
+
+    def decode(self, ids, **options):
         return ' '.join(['48/2=24', '48+24=720', ''][i] for i in ids).strip()
 
 

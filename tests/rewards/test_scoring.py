@@ -41,8 +41,10 @@ def compute(reward_functions, examples, texts, truncated=None):
 class Letters:
     """A tokenizer of one letter a token."""
 
-    def decode(self, tokens, skip_special_tokens):
-        assert skip_special_tokens
+    eos_token_id = pad_token_id = None
+
+    def decode(self, tokens, skip_special_tokens, clean_up_tokenization_spaces):
+        assert not (skip_special_tokens or clean_up_tokenization_spaces)
         return ''.join('0123456789'[token] for token in tokens)
 
 
@@ -181,6 +183,44 @@ def test_functions_of_a_notebook_are_parts_by_name():
     assert compute(reward_functions, [example('')], ['ab', 'abcd'])[0].tolist() == [1.0, 0.5]
 
 
+FILE_OF_TRUNCATED = """
+def told(completion, truncated):
+    return float(truncated)
+"""
+
+
+def test_a_reward_may_ask_whether_the_budget_cut_the_completion_off(tmp_path):
+    (tmp_path / 'mine.py').write_text(FILE_OF_TRUNCATED)
+
+    def keyword(completion, example, *, truncated):
+        return float(truncated)
+
+    def of_all(completions, truncated):
+        return [float(cut) for cut in truncated]
+
+    async def later(text, truncated=None):
+        return float(truncated)
+
+    functions = {'keyword': keyword, 'of_all': of_all, 'later': later}
+    names = (f'{tmp_path}/mine.py:told', *functions)
+    reward_functions = make(*((name, 1.0) for name in names), functions=functions, verifier='told')
+    rewards.check_parameters(reward_functions, [example('1')])
+    told = rewards.compute_rewards(reward_functions, [example('1')], ['a', 'b'], [True, False], [1, 1])
+    stream = rewards.RewardStream(reward_functions, [example('1')], 2, Letters())
+    for row, cut in enumerate((True, False)):
+        stream.add(row, [1], cut)
+    for rewarded in (told, stream.results()):
+        assert {*rewarded.parts} == {'told', *functions}
+        assert [values.tolist() for values in rewarded.parts.values()] == [[1.0, 0.0]] * 4
+
+
+@pytest.mark.parametrize(('name', 'column'), [('countdown', 'numbers'), ('code', 'before')])
+def test_a_reward_of_the_package_is_refused_where_the_data_lack_what_it_reads(name, column):
+    reward_functions = make((name, 1.0))
+    with pytest.raises(BadInput, match=f"^reward.parts = '{name}': reads the column '{column}' .* target"):
+        rewards.check_parameters(reward_functions, [Example('?', '8', 0, {'nums': [3, 5], 'target': 8})])
+
+
 def test_batched_rewards_see_all_completions_with_their_examples(file):
     calls = []
 
@@ -191,7 +231,7 @@ def test_batched_rewards_see_all_completions_with_their_examples(file):
     reward_functions = make((f'{file}:of_all', 1.0), ('count', 1.0), functions={'count': count})
     total, parts = compute(reward_functions, [example('1'), example('22')], ['a', 'bb', '?', 'dd'])
     assert parts['of_all'].tolist() == [2, 3, 3, 4] and calls == [4]
-    assert np.isnan(parts['count'][2]) and total.tolist() == [3, 4, 3, 5]
+    assert np.isnan(parts['count'][2]) and np.isnan(total[2]) and total[[0, 1, 3]].tolist() == [3, 4, 5]
 
 
 def test_asynchronous_rewards_wait_side_by_side_until_their_deadline():
@@ -267,7 +307,9 @@ def test_close_ends_the_workers_the_threads_and_the_event_loop(file):
 class Slow:
     """A tokenizer of texts that take their time."""
 
-    def decode(self, tokens, skip_special_tokens):
+    eos_token_id = pad_token_id = None
+
+    def decode(self, tokens, **options):
         return 'slow'
 
 

@@ -74,6 +74,21 @@ def test_format(completion, expected):
     assert well_formed(completion) == expected
 
 
+@pytest.mark.parametrize(
+    ('completion', 'begun', 'expected'),
+    [
+        ('a</think><answer>4</answer>', '<think>\n', 1),
+        ('a</think><answer>4</answer>', '<think>\nSo, ', 1),
+        (GOOD, '<think>\n', 0),  # it opens again
+        ('a</think><answer>4</answer>', '', 0),
+        (GOOD, '<s>', 1),  # no tag of the reward
+    ],
+)
+def test_format_counts_the_tag_that_the_prompt_has_opened(completion, begun, expected):
+    example = EXAMPLE._replace(begun=begun)
+    assert format.reward(completion, example, tags=('think', 'answer')) == expected
+
+
 def test_format_of_other_tags():
     assert well_formed('<plan>a</plan> <act>b</act> <answer>4</answer>', ('plan', 'act', 'answer')) == 1
     assert well_formed('<act>b</act> <plan>a</plan> <answer>4</answer>', ('plan', 'act', 'answer')) == 0

@@ -436,6 +436,34 @@ def test_thinking_beyond_its_budget_is_ended_by_force(sample, thinking, pause):
     assert kinds == {'ended', 'forced', 'free'}
 
 
+@pytest.fixture(scope='module')
+def opened(tiny):
+    """As `thinking`, where the spelling '<1' opens thinking; a prompt may have done so."""
+    forced = {'thinking_tokens': 5, 'thinking_end': (40, 22), 'thinking_text': '2>', 'thinking_start': '<1'}
+    tables = {'thinking': ['2>'], 'opening': ['<1']}
+    automata = {name: stops.transition_table(strings, BYTES) for name, strings in tables.items()}
+    return build(tiny[0], SAMPLINGS['endless']._replace(**forced), (1, 1, 1), 12, 0, automata)
+
+
+@pytest.mark.parametrize('pause', [None, 4])
+@pytest.mark.parametrize('prompts_think', [None, (True, False, False, True)])
+def test_only_thinking_that_prompt_or_completion_has_opened_is_ended_by_force(sample, opened, prompts_think, pause):
+    prompts = make_prompts().replace(thinking=None if prompts_think is None else np.array(prompts_think))
+    rollout, plain = sample(opened, prompts, seed=6, limit=pause), sample('endless', seed=6)
+    if pause:
+        rollout = sample(opened, prompts, method='resume', rollout=rollout, seed=6)
+    seen = set()
+    rows = zip(completions(plain), completions(rollout), rollout.forced, strict=True)
+    for row, (before, after, forced) in enumerate(rows):
+        thinks = bool(prompts_think and prompts_think[row // G])
+        for token in before[:5]:
+            thinks = (thinks or BYTES[token].startswith(b'<1')) and not BYTES[token].endswith(b'2>')
+        seen.add(thinks)
+        assert forced.any() == thinks
+        assert (after[:7] == [*before[:5], 40, 22]) if thinks else (after == before)
+    assert seen == {False, True}
+
+
 def test_forced_tokens_carry_their_own_logprobs(tiny, sample, thinking):
     c, params = tiny
     rollout = sample(thinking, seed=6)

@@ -4,6 +4,7 @@ Every field of ModelConfig is read from config.json through transformers, which 
 """
 
 from collections.abc import Callable, Mapping
+import contextlib
 import math
 import os
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ import jax
 from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.models import transformer
 from grpo_jax.models.hf import folder as folders
+from grpo_jax.models.hf import tensors as tensor_files
+from grpo_jax.models.hf.names import NAMES
 
 SIZES = {
     'vocab_size': 2**31 - 1,
@@ -137,7 +140,10 @@ def import_transformers() -> Any:
 
 
 def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
-    """Reads a folder's config.json as a ModelConfig. Raises BadInput for a model that our decoder cannot compute."""
+    """Reads a folder's config.json as a ModelConfig, which is not tied if the weights have a head of their own.
+
+    Raises BadInput for a model that our decoder cannot compute.
+    """
     path = os.path.join(folder, 'config.json')
     family, hf = read_config(folder, path)
     check_config(hf, path)
@@ -157,7 +163,7 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
         head_dim=read_head_dim(hf, path),
         mlp=hf.intermediate_size,
         norm_eps=hf.rms_norm_eps,
-        tie_embeddings=hf.tie_word_embeddings,
+        tie_embeddings=hf.tie_word_embeddings and not has_own_head(folder),
         **_rotary_fields(FAMILIES[family], hf, path),
         **fields,
     )
@@ -168,6 +174,15 @@ def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
             path, NO_VALUE, f'describes {parameters} parameters, which no published model has; {folders.REMEDY}'
         )
     return c
+
+
+def has_own_head(folder: str | os.PathLike[str]) -> bool:
+    """Whether the folder's weights have both a head and an embedding, and these differ. Other weights are not read."""
+    with contextlib.suppress(BadInput):  # no weights, or such as check_weights refuses
+        stored = tensor_files.attach_scales(folder, tensor_files.list_tensors(folder))
+        embedding, head = (stored.get(NAMES[name][0]) for name in ('embed', 'lm_head'))
+        return embedding is not None and head is not None and tensor_files.differ(embedding, head)
+    return False
 
 
 def _rotary_fields(family, hf, path):

@@ -5,6 +5,7 @@ A path that is no folder is taken for a hub name.
 
 from collections.abc import Mapping
 import json
+import logging
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import tokenizers
 
 from grpo_jax import PACKAGE
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import buckets, files, hub
+from grpo_jax.hosts import buckets, files, hub, json_file
 from grpo_jax.models import heads, transformer
 from grpo_jax.models.hf import families
 from grpo_jax.models.hf import folder as folders
@@ -28,6 +29,8 @@ from grpo_jax.text import during
 
 PATTERNS = ('*.json', '*.safetensors', '*.txt', '*.model', '*.jinja')  # files of a model that are fetched
 REMEDY = 'take both from one model'
+
+logger = logging.getLogger('grpo_jax')
 
 
 def find(path: str | os.PathLike[str]) -> str:
@@ -123,13 +126,18 @@ def _check_vocabulary(tokenizer, encoded, folder, size):
         )
 
 
-def stop_tokens(folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int | None = None) -> tuple[int, ...]:
-    """Sorted ids that end a completion: eos_token_id in generation_config.json, and the tokenizer's eos token.
+def stop_tokens(
+    folder: str | os.PathLike[str], tokenizer: Any, vocab_size: int | None = None, turn_end: int | None = None
+) -> tuple[int, ...]:
+    """Sorted ids that end a completion.
 
-    Raises BadInput without any, and for a number that is no id, or is not below vocab_size.
+    They are eos_token_id in generation_config.json and in config.json, the tokenizer's eos token, and turn_end, with
+    which the chat template ends a turn. Raises BadInput without any, and for a number that is no id, or is not below
+    vocab_size.
     """
-    ids = {*eos_tokens(folder, 'generation_config.json', vocab_size)}
-    ids |= set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+    ids = {tokenizer.eos_token_id, turn_end} - {None}
+    for name in ('generation_config.json', 'config.json'):
+        ids.update(eos_tokens(folder, name, vocab_size))
     if not ids:
         raise BadInput('model.path', folder, 'names no end-of-sequence token; set eos_token in tokenizer_config.json')
     return tuple(sorted(ids))
@@ -174,15 +182,21 @@ def load_params(folder: str | os.PathLike[str], c: transformer.ModelConfig, shar
 def check_weights(folder: str | os.PathLike[str], c: transformer.ModelConfig, head: bool = False) -> None:
     """Raises BadInput when files, names, shapes or dtypes in the folder's safetensors do not fit the model.
 
-    head: whether the folder may be a sequence classification too. Only the files' headers are read.
+    Warns where the weights have a head of their own, and config.json ties it. head: whether the folder may be a
+    sequence classification too. Only the files' headers are read.
     """
     _match_tensors(folder, (heads if head and has_head(folder) else transformer).param_table(c), c)
+    described = families.read_config(folder, os.path.join(folder, 'config.json'))[1]
+    if described.tie_word_embeddings and not c.tie_embeddings:
+        text = '%s: config.json ties head and embedding, and the weights have a head of its own: both are kept'
+        logger.warning(text, folder)
 
 
 def _match_tensors(folder, table, c):
     """(the folder's StoredTensors by name, find_tensors of the table). Raises BadInput where they do not fit.
 
-    With a tied head, the folder may have the embedding, the head, or both. Rotary frequencies are ignored.
+    With a tied head, the folder may have the embedding, the head, or both, which are equal. Rotary frequencies are
+    ignored.
     """
     stored = tensor_files.attach_scales(folder, tensor_files.list_tensors(folder))
     places = find_tensors(table, c)
@@ -260,13 +274,20 @@ def _classifier_name(family):
 
 
 def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Copies config and tokenizer files, each whole or not at all. Raises BadInput for a link out of the source."""
+    """Copies config and tokenizer files, each whole or not at all; config.json says whether the head is tied.
+
+    Raises BadInput for a link out of the source.
+    """
     folders.check(source)
     os.makedirs(folder, exist_ok=True)
     for name in config_files(source):
         with open(files.path_inside(source, name), 'rb') as original:
             with files.atomic_write(files.path_inside(folder, name), 'wb') as copy:
                 shutil.copyfileobj(original, copy)
+    config = folders.read_settings(source, 'config.json')
+    # a copy has no weights to tell this from
+    if config and config.get('tie_word_embeddings') is not False and families.has_own_head(source):
+        json_file.write(os.path.join(folder, 'config.json'), config | {'tie_word_embeddings': False})
 
 
 def config_files(folder: str | os.PathLike[str]) -> list[str]:

@@ -144,6 +144,22 @@ def read_tensor(tensor: StoredTensor) -> Float[np.ndarray, '...']:
     return numbers.reshape(tensor.shape)
 
 
+def differ(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors have other shapes or other numbers; they are read block by block, up to the first other."""
+    if one.shape != other.shape:
+        return True
+    rows, width = two_axes(one.shape)
+    step = max(BLOCK // (4 * max(width, 1)), 1)
+    for first in range(0, rows, step):
+        end = min(first + step, rows)
+        numbers = np.empty((2, end - first, width), np.float32)
+        for tensor, out in zip((one, other), numbers, strict=True):
+            read_parts(tensor, [Part(slice(first, end), slice(0, width), out)])
+        if not np.array_equal(numbers[0], numbers[1]):
+            return True
+    return False
+
+
 def read_parts(tensor: StoredTensor, parts: Sequence[Part]) -> None:
     """Reads rectangles of a tensor into their float32 arrays, multiplied by its scale; a vector counts as one row.
 

@@ -11,6 +11,7 @@ from grpo_jax.ranges import Free, Range, Seconds
 from grpo_jax.rewards.code.blocks import find_program
 from grpo_jax.workers import Died, Expired, Sandbox
 
+COLUMNS = ('before', 'names', 'setup', 'tests')  # of the data, which the reward reads
 CONSTANTS = ('True', 'False', 'None', '0', '1', '-1', '1.0', "''", '[]', '()', '{}', 'set()')
 MOST_CONSTANTS = 48  # constants that are tried for an example
 REMEMBERED = 100_000  # examples

@@ -1,0 +1,97 @@
+"""The assistant's turn: what begins and ends it, and the text of the token ids in it.
+
+A reward judges what was sampled, so one function, completion_text, makes the texts that rewards, metrics, evaluations
+and dumps see. Templates differ in where a turn begins (some open <think> themselves) and in which token ends it.
+"""
+
+from collections.abc import Sequence
+import functools
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grpo_jax.data.prompt_format import PromptFormat, TemplateFailure, render_turn
+
+ANSWER = 'This is an answer.'  # stands for the assistant's words where a template shows how it ends a turn
+OPENING = re.compile(r'<(\w+)>|\[(\w+)\]')  # a tag that opens thinking, or the answer
+LONGEST = 24  # tokens that a tag and the blanks behind it may take
+
+
+class TurnEnd(NamedTuple):
+    """How the assistant's turn ends behind its words."""
+
+    before: str  # text between the words and the token
+    token: int
+
+
+def exact_text(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> str:
+    """The text of token ids with every special token, character for character."""
+    return tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def completion_text(tokenizer: Any, ids: Sequence[int] | np.ndarray, stop_tokens: Sequence[int] = ()) -> str:
+    """exact_text of a completion without its stop tokens and padding; all other special tokens stay.
+
+    stop_tokens: those of the run; the tokenizer's eos token counts always.
+    """
+    left_out = {*stop_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    return exact_text(tokenizer, [i for i in np.asarray(ids).tolist() if i not in left_out])
+
+
+def find_template_end(tokenizer: Any, prompt_format: PromptFormat) -> TurnEnd | None:
+    """How the chat template ends the assistant's turn: the first added token that it writes behind the words.
+
+    None without a chat or a template, and for a template that writes no such token or fails.
+    """
+    if not (prompt_format.chat and tokenizer.chat_template):
+        return None
+    rendered = render_turn(tokenizer, prompt_format, ANSWER)
+    if isinstance(rendered, TemplateFailure):
+        return None
+    _, written, behind = rendered.rpartition(ANSWER)
+    if not written:
+        return None
+    # some tokenizers have blanks among their added tokens
+    added = {i: str(token) for i, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
+    for i in tokenizer.encode(behind, add_special_tokens=False):
+        if i in added:
+            return TurnEnd(behind.partition(added[i])[0], i)
+    return None
+
+
+def find_end(tokenizer: Any, prompt_format: PromptFormat, stop_tokens: Sequence[int]) -> TurnEnd:
+    """How a demonstration ends: in a chat as the template ends a turn, else with the tokenizer's eos token.
+
+    Without both, with the first of the run's stop_tokens.
+    """
+    eos = tokenizer.eos_token_id
+    return find_template_end(tokenizer, prompt_format) or TurnEnd('', stop_tokens[0] if eos is None else eos)
+
+
+def encode_turn(tokenizer: Any, words: str, end: TurnEnd) -> list[int]:
+    """The token ids of the assistant's words and of the turn's end."""
+    return [*tokenizer.encode(words + end.before, add_special_tokens=False), end.token]
+
+
+def find_begun(tokenizer: Any, ids: Sequence[int], said: str = '') -> str:
+    """The end of a prompt that belongs to the completion: a tag that it opens there, and blanks; '' without one.
+
+    Chat templates of DeepSeek-R1 and Qwen3-Thinking end a prompt with '<think>\\n'. said: the assistant's words at the
+    end of the prompt, which the completion continues; a tag that they leave open counts with all that follows it.
+    """
+    for tag in reversed([*OPENING.finditer(said)]):
+        closing = f'</{tag[1]}>' if tag[1] else f'[/{tag[2]}]'
+        if closing not in said[tag.end() :]:
+            return said[tag.start() :]
+    # the texts of single tokens are remembered: to decode every prompt would take seconds for a large data set
+    text_of = _token_texts(tokenizer)
+    tail = ''.join(text_of(i) for i in ids[-LONGEST:])
+    tags = [tag for tag in OPENING.finditer(tail) if not tail[tag.end() :].strip()]
+    return tail[tags[-1].start() :] if tags else ''
+
+
+@functools.lru_cache(maxsize=8)
+def _token_texts(tokenizer):
+    """A function from a token's id to its text, which remembers the texts."""
+    return functools.cache(lambda i: exact_text(tokenizer, [i]))
