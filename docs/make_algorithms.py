@@ -63,7 +63,7 @@ ADVICE = {
     'scalerl': ('R', 'large budgets, stale rollouts'),
     'sft': ('P', 'demonstrations, as a baseline through the same code'),
     'vapo': ('S', 'long reasoning with a critic'),
-    'xrpo': ('S', 'an ablation: rare right answers paid more'),
+    'xrpo': ('S', 'rare right answers paid more; with `allocation=uncertainty` and `seeding` the whole method'),
 }
 
 

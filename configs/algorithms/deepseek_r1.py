@@ -1,6 +1,7 @@
-"""DeepSeek-R1's GRPO (arXiv 2501.12948): a very wide clip, a small KL, the reference renewed every 400 steps.
+"""DeepSeek-R1's GRPO (arXiv 2501.12948): a very wide clip, a small KL, the reference renewed every 400 updates.
 
-The paper: 16 minibatches a rollout, G = 16, 32 prompts, learning rate 3e-6, rewards for accuracy, format and language.
+The paper: rollouts of 512 prompts in 16 minibatches, so updates of 32 prompts; G = 16, learning rate 3e-6, rewards for
+accuracy, format and language. A step here is a rollout: with 16 updates in it, collection.reference_every is 25.
 """
 
 

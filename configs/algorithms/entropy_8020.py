@@ -4,4 +4,5 @@
 
 def apply(algorithm, collection):
     algorithm.advantage, algorithm.surrogate, algorithm.weights = 'group_norm', 'clip', 'token_mean'
-    algorithm.clip_high, collection.dead_groups, algorithm.selection = 0.28, 'resample', 'high_entropy'
+    algorithm.clip_high, collection.dead_groups, collection.gate = 0.28, 'resample', 'outcome'
+    algorithm.selection = 'high_entropy'

@@ -1,7 +1,8 @@
 """XRPO's sharpened advantage (arXiv 2510.06672): correct completions are paid more the less likely they were.
 
-Its constants come from secondary sources and are not verified; the paper's allocation of completions to prompts and
-its solved examples in the prompt are left out.
+Its constants come from secondary sources and are not verified. It is a half of the method: the paper's allocation of
+completions to prompts is collection.allocation=uncertainty, and its solved examples in the prompt
+collection.seeding=1 or more.
 """
 
 

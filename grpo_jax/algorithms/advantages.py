@@ -268,7 +268,7 @@ def xrpo_sharpen(
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
     likelihood = group_math.completion_means(sampler_logprobs, mask)
-    mean = group_math.group_means(np.where(np.isfinite(rewards), likelihood, np.nan))
+    mean = group_math.group_means(np.where(mask.any(-1), likelihood, np.nan))
     novelty = np.exp(np.minimum(likelihood - mean, reductions.MAX_LOG_RATIO))
     bonus = np.minimum(np.maximum(sharpen * (1 - novelty), 0), sharpen_cap * values)
     return values + np.where(correct >= 1, np.maximum(bonus, 0), 0.0)
@@ -289,19 +289,17 @@ def grpo_lambda(
 
     The best groups are the efficient_share with the highest pass rates. In these, a wrong completion earns 0, and a
     correct one of n tokens 1 - efficient_alpha sigmoid((n - mean) / std), with mean and std of the correct lengths in
-    its group. The number of best groups is rounded: with 2 prompts and a share of 0.2 there is none.
+    its group; one that the verifier cannot judge counts in nothing there. The number of best groups is rounded: with 2
+    prompts and a share of 0.2 there is none.
     """
-    right, lengths = correct >= 1, mask.sum(-1)
-    pass_rate = group_math.group_means(np.where(np.isfinite(rewards), right, np.nan))[:, 0]
+    judged, right, lengths = np.isfinite(correct), correct >= 1, mask.sum(-1)
+    pass_rate = np.where(judged.any(1), group_math.group_means(np.where(judged, right, np.nan))[:, 0], -1)
     best = np.argsort(-pass_rate, kind='stable')[: round(efficient_share * len(rewards))]
     shaped = rewards.copy()
     for group in best:
-        shaped[group] = np.where(
-            np.isnan(rewards[group]),
-            np.nan,
-            group_math.efficient_rewards(right[group], lengths[group], efficient_alpha),
-        )
-    return group_norm(shaped, std_ddof=std_ddof, std_eps=std_eps)
+        earned = group_math.efficient_rewards(right[group], lengths[group], efficient_alpha)
+        shaped[group] = np.where(judged[group], earned, np.nan)
+    return np.nan_to_num(group_norm(shaped, std_ddof=std_ddof, std_eps=std_eps))
 
 
 def gtpo(

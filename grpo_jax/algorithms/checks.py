@@ -245,6 +245,11 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
     if numbers.get('pass_k', 0) > group_size:
         raise BadInput('algorithm.pass_k', numbers['pass_k'], f'is above rollout.group_size = {group_size}; lower it')
     warnings = []
+    if numbers.get('pass_k') == group_size:
+        warnings.append(
+            f'advantage {advantage} has no signal with algorithm.pass_k = {group_size} = rollout.group_size: all '
+            'completions of a group earn the same, whether one is right or all; lower pass_k, or raise group_size'
+        )
     if updates == 1 and algorithm.ratio_base == 'old':
         warnings += [
             f'with one update per rollout the policy is still the old one: {text}; learner.minibatches=2 makes two'

@@ -15,7 +15,7 @@ def judge_groups(
 
     gate 'reward': a group is dead if its finite rewards are all equal. 'outcome': also if all its completions are
     right or all are wrong, so that rewards for format or length do not teach alone; a group that the verifier cannot
-    judge has its rewards to go by. 'none': no group is dead.
+    judge has its rewards to go by. Of an unscorable completion the outcome does not count. 'none': no group is dead.
 
     rewards: before shaping. correct: 1 right, 0 wrong, NaN unknown; None: all unknown.
     """
@@ -24,7 +24,8 @@ def judge_groups(
         return np.zeros_like(equal)
     if gate == 'reward' or correct is None:
         return equal
-    return equal | (find_equal(correct) & np.isfinite(correct).any(1))
+    judged = np.where(np.isfinite(rewards), correct, np.nan)
+    return equal | (find_equal(judged) & np.isfinite(judged).any(1))
 
 
 def find_equal(values: Num[np.ndarray, 'P G']) -> Bool[np.ndarray, ' P']:

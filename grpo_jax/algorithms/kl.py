@@ -28,7 +28,7 @@ def k1(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Floa
 
 def absolute(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
     """|logprobs - ref|."""
-    return jnp.abs(_difference(logprobs, ref_logprobs))
+    return reductions.absolute(_difference(logprobs, ref_logprobs))
 
 
 def k2(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:

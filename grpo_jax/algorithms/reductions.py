@@ -22,6 +22,11 @@ def clamped_exp(log_ratio: Float[Array, '...'], most: float = MAX_LOG_RATIO) -> 
     return jnp.exp(clamp(log_ratio, most))
 
 
+def absolute(x: Float[Array, '...']) -> Float[Array, '...']:
+    """|x|, whose derivative at 0 is 0: jnp.abs has 1 there, which pushes what is to be held where it is."""
+    return x * jnp.sign(x)
+
+
 def row_sum(x: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B 1']:
     """The sum over a row's tokens."""
     return jnp.sum(jnp.where(mask, x, 0.0), -1, keepdims=True)

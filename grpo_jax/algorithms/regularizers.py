@@ -79,7 +79,7 @@ def kl_cov(
     kl_cov_coef: Coefficient = 1.0,  # strength of the pull to the old policy, on these tokens
 ) -> Float[Array, 'B C']:
     """kl_cov_coef * |log ratio| on the tokens of highest covariance, else 0: KL-Cov (arXiv 2505.22617, eq. 12)."""
-    return kl_cov_coef * top_covariance * jnp.abs(log_ratio)
+    return kl_cov_coef * top_covariance * reductions.absolute(log_ratio)
 
 
 def distill(

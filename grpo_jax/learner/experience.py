@@ -93,7 +93,7 @@ def _host_inputs(aux, rollout, logprobs, grouping):
         if not np.isnan(first):
             return first
         entropy, mask = processes.fetch((logprobs['old_entropy'], rollout.loss_mask))
-        return np.mean(entropy[mask])
+        return np.mean(entropy[mask]) if mask.any() else first
 
     return {name: by_row(array) for name, array in logprobs.items() if array.ndim == 2} | {
         'sizes': grouping.sizes,

@@ -9,6 +9,7 @@ import pytest
 from grpo_jax import algorithms
 from grpo_jax.algorithms import advantages, checks, group_math, ratios
 from grpo_jax.configs import default
+from grpo_jax.configs.recipes import r1, r1_zero
 
 NORM = dict(std_ddof=0, std_eps=1e-12)
 
@@ -189,9 +190,12 @@ def test_kl_coefficients_are_those_of_the_papers(preset, coefficient):
     assert fixture.algorithm(preset).kl_coef == coefficient
 
 
-def test_the_reference_is_renewed_as_in_the_r1_report():
-    section = default.get_config('deepseek_r1').collection
-    assert (section.reference, section.reference_every) == ('hard', 400)
+@pytest.mark.parametrize('config', [default.get_config('deepseek_r1'), r1_zero.get_config(), r1.get_config()])
+def test_the_reference_is_renewed_as_in_the_r1_report(config):
+    # every 400 updates of 32 prompts each, in steps of one update or of 16
+    updates = config.learner.epochs * config.learner.minibatches
+    assert config.collection.reference == 'hard' and config.collection.reference_every * updates == 400
+    assert config.data.prompts_per_step / updates == 32
 
 
 @pytest.mark.parametrize('preset', fixture.PRESETS)

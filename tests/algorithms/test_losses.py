@@ -110,6 +110,23 @@ def test_kl_is_zero_against_an_equal_reference():
     np.testing.assert_array_equal(gradient, plain[1])
 
 
+# what is held is not pushed: the derivative of |x| at 0 is 0
+
+
+def test_one_update_a_rollout_leaves_what_kl_cov_holds():
+    method = fixture.algorithm('kl_cov', covariance_share=0.5)
+    held = fixture.loss_and_gradient(method, fixture.worked(method, old=fixture.LOGPROBS))[1]
+    free = fixture.loss_and_gradient(method._replace(regularizers=()), fixture.worked(method, old=fixture.LOGPROBS))[1]
+    np.testing.assert_array_equal(held, free)
+
+
+def test_an_absolute_kl_to_an_equal_reference_pushes_nothing():
+    method = fixture.algorithm('grpo', kl='absolute')
+    pulled = fixture.loss_and_gradient(method, fixture.worked(method, ref=fixture.LOGPROBS))[1]
+    free = fixture.algorithm('grpo', **fixture.NO_KL)
+    np.testing.assert_array_equal(pulled, fixture.loss_and_gradient(free, fixture.worked(free))[1])
+
+
 # metrics
 
 

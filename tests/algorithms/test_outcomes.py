@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import algorithms
-from grpo_jax.algorithms import group_math, pieces, reductions, regularizers, selections, weights
+from grpo_jax.algorithms import advantages, group_math, pieces, reductions, regularizers, selections, weights
 from grpo_jax.errors import BadInput
 from grpo_jax.learner import critic
 
@@ -70,6 +70,25 @@ def test_xrpo_sharpens_only_right_completions():
     plain = advantages_of('xrpo', rewards, **data | dict(correct=[[0.0, 0, 0, 1]]))[:, 0]
     sharp = advantages_of('xrpo', rewards, **data)[:, 0]
     assert sharp[0] == pytest.approx(1.5 * plain[0], rel=1e-5) and sharp[1] == plain[1]
+
+
+def test_a_completion_without_a_token_is_in_no_mean_of_likelihoods():
+    # of 2 with tokens the mean is that of -1 and -3: exp(-3 + 2) makes the bonus of the second 1 - e^-1, below its cap
+    mask = np.array([[[True], [True], [False], [False]]])
+    data = dict(mask=mask, sampler_logprobs=np.array([[[-1.0], [-3.0], [0.0], [0.0]]]), correct=[[0.0, 1, 0, 0]])
+    found = advantages_of('xrpo', [[0.0, 1, 0, 0]], **data, collection={'sharpen_cap': 1.0})[:, 0]
+    np.testing.assert_allclose(found, [-0.5, 1.5 + 1 - np.exp(-1), -0.5, -0.5], rtol=1e-5)
+
+
+def test_grpo_lambda_ranks_and_pays_by_verdicts_alone():
+    # the second group has 1 of 2 judged right, and the first 1 of 3; what cannot be judged counts in neither
+    rewards, correct = np.array([[1.0, 0, 0, 0.5], [1, 0, 0.5, 0.5]]), np.array([[1.0, 0, 0, NAN], [1, 0, NAN, NAN]])
+    method = fixture.algorithm('grpo_lambda', efficient_share=0.5, **fixture.NO_KL)
+    mask = np.ones((2, 4, 2), bool)
+    found = algorithms.compute_advantages(method, rewards, mask=mask, correct=correct)[:, 0]
+    np.testing.assert_allclose(found[4:], [0.707106, -0.707106, 0, 0], atol=1e-5)  # 0.9 and 0
+    unchanged = algorithms.compute_advantages(method._replace(advantage=advantages.group_norm), rewards, mask=mask)
+    np.testing.assert_allclose(found[:4], unchanged[:4, 0], rtol=1e-6)
 
 
 def test_grpo_lambda_shortens_right_completions_alone():
@@ -163,6 +182,8 @@ def test_the_kl_in_the_reward_acts_on_dead_groups():
         ('outcome', [[1, 0.9], [1, 1]], [[NAN, NAN], [NAN, NAN]], [False, True]),
         ('outcome', [[1, 0.9], [1, 1]], None, [False, True]),
         ('outcome', [[1, 0.9], [1, 0]], [[1, NAN], [NAN, 0]], [True, True]),
+        # what has no reward does not count, whatever the verifier says of it
+        ('outcome', [[1.3, NAN, 1, NAN], [1.3, NAN, 0, 1]], [[1, 0, 1, 0], [1, 0, 0, NAN]], [True, False]),
         # a verdict of no consequence
         ('outcome', [[0.5, 0.5]], [[1, 0]], [True]),
     ],

@@ -230,7 +230,14 @@ def test_pass_at_more_than_the_group_is_refused(pass_k, size):
         method,
         **SIZES | dict(group_size=size),
     )
-    assert checks.check_run(method, **SIZES | dict(group_size=pass_k)) == []
+
+
+def test_pass_at_the_whole_group_is_said_to_have_no_signal():
+    method, groups = fixture.algorithm('pkpo', pass_k=4), np.array([[1.0, 0, 0, 0], [1, 1, 1, 0]])
+    assert not np.any(algorithms.compute_advantages(method, groups))
+    (said,) = checks.check_run(method, **SIZES | dict(group_size=4))
+    assert 'no signal with algorithm.pass_k = 4 = rollout.group_size' in said
+    assert checks.check_run(method, **SIZES | dict(group_size=5)) == []
 
 
 @pytest.mark.parametrize('preset', ['maxrl', 'pkpo'])
