@@ -21,6 +21,8 @@ SHORT = 60  # characters; in a longer answer the last number alone may well be t
 MOST_AT_ONCE = 256  # examples that a verifier which takes completions together is called with
 # examples that a thread gets at once, at most; and the least number of calls, so that all threads have work
 MOST_IN_CALL, LEAST_CALLS = 64, 256
+USUAL_WAYS = '\\boxed{{{}}}', 'The answer is {}.'
+SOLUTION = re.compile(r'####|\\boxed|\n')  # in a gold answer that is a whole solution
 PROSE = re.compile(r'=|####|\\(?:boxed|approx)|[A-Za-z]{3,} +[A-Za-z]{3,}')
 
 logger = logging.getLogger('grpo_jax')
@@ -29,7 +31,8 @@ logger = logging.getLogger('grpo_jax')
 def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
     """Prints the share of examples that the verifier misjudges; raises BadInput when it exceeds reward.self_test.
 
-    An example is misjudged when the verifier refuses the gold answer, or accepts one of its changed forms. The
+    An example is misjudged when the verifier refuses the gold answer, alone or in USUAL_WAYS, or accepts one of its
+    changed forms. The
     verifier's gold(example) makes these forms, and may raise BadInput; for a verifier without gold, perturb makes them.
     A verifier that is asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE examples, evenly
     spaced. A source in reward.by_source has its own verifier and its own share.
@@ -151,8 +154,7 @@ def _misjudgements(reward_functions, part, examples, judging):
 
 def _misjudgement(reward_functions, part, example):
     """What the verifier misjudges in an example, or ''."""
-    right, *wrong = (reward_functions.gold or perturb)(example)
-    for completion, expected in [(right, True), *((text, False) for text in wrong)]:
+    for completion, expected in _questions(reward_functions, example):
         known = {'truncated': False} if part.reads_truncated else {}
         value = call_part(reward_functions, part, completion, example, **known).value
         if reason := _verdict(reward_functions, value, completion, expected):
@@ -160,16 +162,28 @@ def _misjudgement(reward_functions, part, example):
     return ''
 
 
+def _questions(reward_functions, example):
+    """The completions that the verifier is asked about, each as (text, whether it is right).
+
+    A verifier with a strict form reads boxes, so it is also asked the gold answer as models give answers.
+    """
+    right, *wrong = (reward_functions.gold or perturb)(example)
+    ways = USUAL_WAYS if reward_functions.strict and not SOLUTION.search(right) else ()
+    return [(right, True), *((way.format(right), True) for way in ways), *((text, False) for text in wrong)]
+
+
 def _misjudgements_at_once(reward_functions, part, examples, judging):
     """As _misjudgements, for a verifier that is asynchronous or takes all completions: one call for all examples."""
-    golds = [(reward_functions.gold or perturb)(example) for example in examples]
-    texts, owners = zip(*((t, e) for e, gold in zip(examples, golds, strict=True) for t in gold), strict=True)
+    questions = [_questions(reward_functions, example) for example in examples]
+    texts, owners = zip(
+        *((text, e) for e, asked in zip(examples, questions, strict=True) for text, _ in asked), strict=True
+    )
     outcomes = iter(judge_at_once(reward_functions, part, texts, owners, [False] * len(texts)))
     reasons = []
-    for gold in golds:
+    for asked in questions:
         gold_reasons = [
-            _verdict(reward_functions, outcome.value, text, not i)
-            for i, (text, outcome) in enumerate(zip(gold, outcomes, strict=False))
+            _verdict(reward_functions, outcome.value, text, expected)
+            for (text, expected), outcome in zip(asked, outcomes, strict=False)
         ]
         reasons.append(next(filter(None, gold_reasons), ''))
     judging.done = len(examples)

@@ -134,6 +134,14 @@ def test_a_verifier_that_fails_is_a_misjudgement():
         check(0.5, ['1'], nested)
 
 
+def test_gold_answers_are_also_asked_as_models_give_them(capsys):
+    section = default.get_config().reward
+    section.update({'parts': [('math', 1.0)], 'verifier': 'math', 'self_test': 1.0})
+    with rewards.build(rewards.RewardOptions.from_config(section), 64) as reward_functions:
+        gold.check(reward_functions, examples('18', '30个', 'B) 12', 'proof', 'It is 5. Or, if x is odd, not 5.'))
+    assert '2 of 5 answers are misjudged by math' in capsys.readouterr().out
+
+
 def test_a_run_on_bad_gold_stops_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: 1.0)
     with pytest.raises(BadInput, match='accepted'):

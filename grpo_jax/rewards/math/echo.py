@@ -5,7 +5,8 @@ import re
 
 from grpo_jax.rewards.math import extraction
 from grpo_jax.rewards.math.numbers import fraction
-from grpo_jax.rewards.math.spelling import respell
+from grpo_jax.rewards.math.spelling import canonicalize, respell
+from grpo_jax.rewards.math.units import split_unit
 
 LONGEST = 20_000  # characters of a problem that are read
 FORMULA = re.compile(
@@ -14,6 +15,7 @@ FORMULA = re.compile(
 # arithmetic outside of formulas: a sign between numbers
 ARITHMETIC = re.compile(r'[-+(0-9][-+*/^().,0-9 \u00d7÷x]{0,200}[0-9)!]')
 SIGNS = re.compile(r'[0-9)!] ?[-+*/^\u00d7÷x] ?[-+(0-9]')
+QUANTITY = re.compile(r'[0-9][0-9.,/]* ?[A-Za-z]+')
 SKIPPED = re.compile(r'[\s{}]|\\(?:limits|mathrm|text)(?![A-Za-z])')
 SAME = ((r'\cdot', '*'), (r'\times', '*'), ('\u00d7', '*'), ('÷', '/'), (r'\div', '/'))
 
@@ -29,6 +31,17 @@ def is_echo(answer: str, problem: str, gold: str) -> bool:
     if not any(side in _formulas(problem) for side in (spelled, spelled.rpartition('=')[2])):
         return False
     return spelled not in (_bare_spelling(gold), _bare_spelling(extraction.answer(gold)))
+
+
+def is_quantity(gold: str, answer: str, problem: str) -> bool:
+    """Whether an answer is a quantity of the problem in another unit than the gold one, as 90 minutes for 1.5 hours.
+
+    gold, answer: in canonical form.
+    """
+    wanted, unit = split_unit(gold)[1], split_unit(answer)[1]
+    if not wanted or not unit or wanted == unit:
+        return False
+    return any(canonicalize(quantity) == answer for quantity in QUANTITY.findall(problem[:LONGEST]))
 
 
 @functools.lru_cache(4096)

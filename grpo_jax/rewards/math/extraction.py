@@ -7,7 +7,8 @@ length, and read a bounded number of characters.
 import functools
 import re
 
-from grpo_jax.rewards.math import lines
+from grpo_jax.rewards.math import choice, lines, scripts
+from grpo_jax.rewards.math import words as wording
 from grpo_jax.rewards.math.spelling import canonicalize
 
 TAIL = 20_000  # characters at the end of a completion that are read
@@ -39,13 +40,17 @@ def lenient_answer(completion: str, *, words: bool = True) -> str | None:
 
 def gold_answer(text: str) -> str | None:
     """A gold answer in canonical form; `text` may be a whole solution. None where it states no answer."""
+    text = wording.write_signs(scripts.translate(text))
     stated = _read_first(text, (_read_box, _read_hashes, _read_tags, _read_mark))
     return canonicalize(stated) or canonicalize(text) or lenient_answer(text)
 
 
-def answer(completion: str, *, boxed: bool = False, words: bool = True) -> str:
-    """The answer as it is written; '' without one. boxed: only a box or #### counts; words: as in lenient_answer."""
-    tail = completion[-TAIL:]
+def answer(completion: str, *, boxed: bool = False, words: bool = True, options: bool = False) -> str:
+    """The answer as it is written, but with the signs of ASCII; '' without one.
+
+    boxed: only a box or #### counts; words: as in lenient_answer; options: whether it may be the letter of an option.
+    """
+    tail = wording.write_signs(scripts.translate(completion[-TAIL:]))
     strict, lenient = (_read_box, _read_hashes), (_read_tags, _read_mark, lines.read_last)
     readers = strict if boxed else strict + tuple(functools.partial(reader, words=words) for reader in lenient)
     if '</think' in tail or '</thought>' in tail or '</reasoning>' in tail:
@@ -53,12 +58,20 @@ def answer(completion: str, *, boxed: bool = False, words: bool = True) -> str:
         # also for the strict reading: an answer outside that has no box makes boxes inside void
         if any(canonicalize(reader(outside)) for reader in strict + lenient):
             tail = outside
-    return _read_first(tail, readers)
+    return (options and _read_option(tail, boxed)) or _read_first(tail, readers)
 
 
 def _read_first(text, readers):
     """The first answer that one of the readers finds and that has a canonical form; '' without one."""
     return next((value for reader in readers if canonicalize(value := reader(text[-TAIL:]))), '')
+
+
+def _read_option(text, boxed):
+    """The option that a text's answer names, in canonical form; '' without one. boxed: as in answer."""
+    statement = _read_box(text) or _after_hashes(text)[0]
+    if not boxed:
+        statement = statement or _inside_tags(text) or choice.stated(text)
+    return choice.read_option(statement, canonicalize) or ''
 
 
 def _strip_thinking(text):
@@ -76,6 +89,8 @@ def _strip_thinking(text):
 
 def _read_box(text):
     """The content of the last box, or of the last boxes that form one list; '' without a box."""
+    if 'boxed' not in text and 'fbox' not in text:
+        return ''
     opened, boxes = [], []
     for match in BRACES.finditer(text):
         if match[0].endswith('{') and match[0] != r'\{':
@@ -102,28 +117,44 @@ def _read_hashes(text):
 
     '' without ####, and for a heading, which other lines follow.
     """
-    _, mark, tail = text.rpartition('####')
-    line, _, more = lines.clean(tail).strip().partition('\n') if mark else ('', '', '')
-    line = line.strip()
+    line, more = _after_hashes(text)
     if not line or (more.strip() and lines.first_word(line)):
         return ''
     stated = lines.first_word(line) and not lines.is_bare(line)
     return lines.first_number(line) if stated else lines.read_line(line)
 
 
+def _after_hashes(text):
+    """(the line after the last ####, the text below it); both '' without ####."""
+    _, mark, tail = text.rpartition('####')
+    line, _, more = lines.clean(tail).strip().partition('\n') if mark else ('', '', '')
+    return line.strip(), more
+
+
 def _read_tags(text, words=True):
     """The answer in the last <answer> tags; '' without one."""
+    inner = _inside_tags(text)
+    return lines.read_last(inner, words) if inner else ''
+
+
+def _inside_tags(text):
+    """The text in the last <answer> tags; '' without them."""
     head, close, _ = text.rpartition('</answer>')
     _, opening, inner = head.rpartition('<answer>')
-    return lines.read_last(inner, words) if opening and close else ''
+    return inner.strip() if opening and close else ''
 
 
 def _read_mark(text, words=True):
     """The answer in the sentence, or the formula, after the last 'answer is' or 'answer:'; '' without one."""
-    marks = list(MARK.finditer(text))
+    marks = list(MARK.finditer(text)) if 'ans' in text.lower() else []
+    if not text.isascii():
+        marks += scripts.MARK.finditer(text)
     if not marks:
         return ''
-    text = text[marks[-1].end() :]
+    text = text[max(mark.end() for mark in marks) :]
+    sentence = SENTENCE.split(text, maxsplit=1)[0]
+    if scripts.is_foreign(sentence):
+        return sentence
     if text.startswith(('$', r'\(', r'\[')):
         return next(iter(lines.pick_values(text)), '')
-    return lines.read_last(SENTENCE.split(text, maxsplit=1)[0], words)
+    return lines.read_last(sentence, words)

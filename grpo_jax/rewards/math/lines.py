@@ -1,7 +1,10 @@
 """Finds the answer in a text's last lines: a line that is an answer, or the number or formula that a line states."""
 
+import itertools
 import re
 
+from grpo_jax.rewards.math import words as wording
+from grpo_jax.rewards.math.scripts import is_foreign
 from grpo_jax.rewards.math.spelling import LONGEST
 from grpo_jax.rewards.math.units import SCALES, UNITS
 
@@ -9,7 +12,11 @@ LINES = 40  # lines at the end of a text that are read
 NUMBERS = 20  # numbers of a sentence that are read
 
 # the sign that begins or ends a formula, or a number with the digits and signs that touch it
-PIECE = re.compile(r'(?<!\\)(?:\$\$?|\\[()\[\]])|((?<![\w.,/^{\\)])[-+]?\.?[0-9][0-9.,/]*)')
+PIECE = re.compile(
+    r'(?<!\\)(?:\$\$?|\\[()\[\]])|((?<![\w.,/^{\\)])(?:[a-z] ?(?:[<>≤≥]|\\[lg]eq?) ?)?[-+]?'
+    r'(?:[0-9]+ (?:and )?[0-9]+/[0-9]+|[0-9]{1,2}:[0-9]{2}(?![0-9:])|\.?[0-9][0-9.,/]*)'
+    r'(?:\\overline\{[0-9]+\}|_\{?[0-9]+\}?)?)'
+)
 BETWEEN = re.compile(r'\s*,?\s*(?:and|or)?\s*')
 WORD = re.compile(
     r'(?<![A-Za-z])(?!and(?![a-z]))'
@@ -57,12 +64,28 @@ ASIDE = re.compile(
     r'[a-z]+ to [a-z]+)\b)'
     r'[^.,:=]{0,40}$'
 )
+CONSEQUENCE = re.compile(r'=|\b(?:so|thus|hence|then|therefore|gives|leaves|altogether|in all|in total)\b')
 RESULT = re.compile(
     r'=|\b(?:so|thus|hence|then|therefore|is|are|was|equals|makes|gives|leaves|gets?|totals?|altogether|in all|'
     r'in total)\b'
 )
-DENIED_BEFORE = re.compile(r"\b(?:not|never|isn't|cannot be)\s+\$?$")
-DENIED = re.compile(r'\s*(?:is|are|would be)?\s*(?:not|wrong|incorrect|false)\b')
+# between the answer and a sentence that has other numbers
+REASON = re.compile(r'[^0-9.,:=]{0,30},?\s(?:because|since|as)\s')
+# words with which a number is no answer: before it, behind it, and between two numbers that are one answer
+HEDGED_BEFORE = re.compile(
+    r"\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up to|"
+    r'(?:is|are|was|were) (?:over|under|above|below)|'
+    r'(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower|other) than|'
+    r'(?:half|third|quarter|root|square|cube|multiple|power|factor|percent|%) of)\s+\$?$'
+)
+HEDGED = re.compile(
+    r"\s*(?:(?:(?:is|are|was|were|would be)\s*)?(?:not|never|cannot|wrong|incorrect|false)|isn't|"
+    r"(?:does|do)(?:n't| not) (?:work|fit|hold|count|satisfy)|(?:[a-z]+ )?(?:is|are|was|were|would be|seems) "
+    r'(?:wrong|incorrect|false|invalid|impossible|too|less|smaller|larger|bigger|greater|higher|lower)|'
+    r'or (?:more|less|fewer|greater|higher|lower)|and (?:above|below|up)|at (?:least|most)|squared|cubed|factorial|'
+    r'fails?|remainder|R(?= ?[0-9])|times [0-9])\b'
+)
+RANGE = re.compile(r'\s*(?:to|or|and|through|until|remainder|R)\s+\$?')
 CITATION = re.compile(r'(?<=[^\s\[]) \[[0-9]{1,2}\]$|^\[\s*([-+]?[0-9][0-9.]*)\s*\]$')
 SIGN = re.compile(r'(?<!\\)\$')
 TOGETHER = re.compile(r'^(?: \w+)? (?:in all|in total|altogether)\b')
@@ -72,7 +95,7 @@ ASIDE_LINE = re.compile(r'[\s*_]*\(.*\)[\s*_.]*|\W*(?:P\.? ?S|N\.? ?B)\.\s.*')
 OPENERS, CLOSERS = re.compile(r'[(\[{]'), re.compile(r'[)\]}]')
 FULL_STOP = re.compile(r'(?<=[.!?])\s+')
 BREAK = re.compile(r'\\\\(?=\s|&|\[|$)')  # between rows of a formula
-FOLLOWING = re.compile(r'[ ~]([A-Za-z]{3,})\b')
+FOLLOWING = re.compile(r'[ ~]([A-Za-z]{3,}|(?!in\b)[A-Za-z]{2}|[ap]\.m)\b')
 
 
 def read_last(text: str, words: bool = True) -> str:
@@ -96,7 +119,9 @@ def read_last(text: str, words: bool = True) -> str:
             if answer:
                 return answer
             break
-        if words and line is lines[-1] and is_bare(line) and not CLOSING.fullmatch(line):
+        if line is lines[-1] and (number := wording.read_statement(line)) and (words or number != r'\emptyset'):
+            return number
+        if words and line is lines[-1] and (is_bare(line) or is_foreign(line)) and not CLOSING.fullmatch(line):
             return line.strip(' *#>')
     pieces = pick_values('\n'.join(lines))
     return next((value for value in reversed(pieces) if re.search('[0-9]', value)), pieces[-1] if pieces else '')
@@ -125,7 +150,7 @@ def _is_formula_part(line):
 
 def clean(text: str) -> str:
     """The text without tags, fences, pictures, and the begin and end of environments."""
-    return EMPHASIS.sub(r'\1', NOISE.sub(' ', text).replace('\uff1a', ':'))
+    return EMPHASIS.sub(r'\1', NOISE.sub(' ', text))
 
 
 def read_line(line: str) -> str:
@@ -134,8 +159,8 @@ def read_line(line: str) -> str:
     '' where it has none.
     """
     line = _strip_marks(line)
-    if not line:
-        return ''
+    if not line or is_foreign(line):
+        return line
     lone = len(SIGN.findall(line)) % 2 and line[0] != '$' != line[-1]  # a sign of money behind a number
     if is_bare(line) and not lone:
         return line.rstrip(' !?')
@@ -179,24 +204,32 @@ def _stated_number(sentence, pieces):
         gaps = [
             sentence[piece[1] : after[0]] for piece, after in zip(pieces[index:], pieces[index + 1 :], strict=False)
         ]
-        if (
-            STATED.search(sentence[max(start - 20, 0) : start])
-            and all(map(ASIDE.fullmatch, gaps))
-            and not RESULT.search(TOGETHER.sub('', sentence[end:]))
+        if STATED.search(sentence[max(start - 20, 0) : start]) and (
+            (all(map(ASIDE.fullmatch, gaps)) and not RESULT.search(TOGETHER.sub('', sentence[end:])))
+            or (REASON.match(sentence, end) and not CONSEQUENCE.search(sentence, end))
         ):
             break
     else:
         index = len(pieces) - 1
     start, end, value, formula = pieces[index]
-    if DENIED_BEFORE.search(sentence[max(start - 20, 0) : start]) or DENIED.match(sentence, end):
+    if is_hedged(sentence, start, end) or any(
+        RANGE.fullmatch(sentence, one[1], other[0])
+        for one, other in itertools.pairwise(pieces[max(index - 1, 0) : index + 2])
+    ):
         return sentence  # no number, so it equals no gold answer
     return value if formula and _word_after(sentence, end) not in SCALES else value + _unit_after(sentence, end)
+
+
+def is_hedged(text: str, start: int, end: int) -> bool:
+    """Whether words before or behind the number from `start` to `end` make it no answer, as in `at least 9`."""
+    return bool(HEDGED_BEFORE.search(text[max(start - 30, 0) : start]) or HEDGED.match(text, end))
 
 
 def _word_after(text, end):
     """The word behind a number that ends at `end`, in lower case and without plural s; '' without one."""
     following = FOLLOWING.match(text, end)
-    return following[1].lower().removesuffix('s') if following else ''
+    word = following[1].lower().replace('.', '') if following else ''
+    return word.removesuffix('s') if len(word) > 2 else word
 
 
 def _unit_after(text, end):
@@ -215,7 +248,13 @@ def first_number(line: str) -> str:
     """The number at the beginning of a line, with its unit; '' without one."""
     line = line.lstrip('$* ')
     number = PIECE.match(line)
-    return number[1].rstrip('.,/') + _unit_after(line, number.end()) if number and number[1] else ''
+    if not number or not number[1]:
+        return ''
+    end = number.end()
+    behind = RANGE.match(line, end)
+    if is_hedged(line, 0, end) or (behind and line[behind.end() : behind.end() + 1].isdigit()):
+        return line
+    return number[1].rstrip('.,/') + _unit_after(line, end)
 
 
 def is_bare(line: str) -> bool:

@@ -7,6 +7,7 @@ from fractions import Fraction
 import functools
 import re
 
+from grpo_jax.rewards.math import choice, scripts, words
 from grpo_jax.rewards.math.numbers import fraction, work_out
 from grpo_jax.rewards.math.units import PERCENT, SPACE, sign_of, split_unit
 
@@ -15,14 +16,11 @@ CACHED = 4096  # texts whose spelling is remembered, since each is looked up sev
 LAYERS = 8  # brackets around an answer that are removed
 
 CHARACTERS = str.maketrans(
-    {chr(code): ' ' for code in (*range(32), 127, 0xA0, 0x2009, 0x202F, 0x3000)}
-    | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
+    {chr(code): ' ' for code in (*range(32), 127, 0xA0, 0x2009, 0x202F)}
     | {
         '\b': r'\b',
         '\f': r'\f',  # as '\b': \boxed and \frac whose backslash was read as an escape
-        '\u2212': '-',
         '\u2013': '-',
-        '\uff0c': ',',
         '\xd7': r'\times ',
         '·': r'\cdot ',
         '÷': '/',
@@ -46,14 +44,9 @@ CHARACTERS = str.maketrans(
         '°': '',
     }
 )
-BASES = {
-    name: base
-    for base, name in enumerate(
-        'two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen'.split(), 2
-    )
-}
+# (pattern, what stands for it, whether it begins with a backslash, so that most texts do not have it)
 SPELLINGS = [
-    (re.compile(pattern), replacement)
+    (re.compile(pattern), replacement, pattern.startswith(r'\\') and pattern[2] != '?')
     for pattern, replacement in [
         (r'\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|boxed|fbox)(?![A-Za-z])', ''),
         (r'\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?', ''),
@@ -67,14 +60,16 @@ SPELLINGS = [
         (r'\\text\s*\{([ei])\}', r'\1'),  # the constants
         (r',?\s*(?:\\text\s*\{[\s,]*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![a-z]))\s*', ', '),
         (r'(?<=[0-9])\s*[xX]\s*(?=[0-9])', r'\\times '),
+        (r'(?<=[0-9])\s*(?:\\text\s*\{\s*(?:remainder|[rR])\s*\}|remainder(?: of)?|[rR])\s*(?=[0-9])', r'\\text{R}'),
         (r'\\[dtc]frac(?![A-Za-z])', r'\\frac'),
         (r'\\frac\s*([0-9])', r'\\frac{\1}'),
         (r'(\\frac\s*\{[^{}]*\})\s*([0-9])', r'\1{\2}'),
         (r'\\sqrt\s*([0-9])', r'\\sqrt{\1}'),
+        (r'\(([0-9]+)\)_', r'\1_'),
         (r'(?<![A-Za-z\\])pi(?![A-Za-z])', r'\\pi '),
-        (r'\\varnothing(?![A-Za-z])', r'\\emptyset'),
+        (r'\\varnothing(?![A-Za-z])|\\\{\s*\\\}', r'\\emptyset'),
         (r'\\(l|g|n)eq(?![A-Za-z])', r'\\\1e'),
-        (r'_\s*\{?\s*\\text\s*\{\s*([a-z]+)\s*\}\s*\}?', lambda match: f'_{{{BASES.get(match[1], match[1])}}}'),
+        (r'_\s*\{?\s*\\text\s*\{\s*([a-z]+)\s*\}\s*\}?', lambda match: f'_{{{words.NUMBERS.get(match[1], match[1])}}}'),
         (r'(?<=[0-9])_\s*\{?\s*([0-9]+)\s*\}?', lambda match: '' if match[1] == '10' else f'_{{{match[1]}}}'),
     ]
 ]
@@ -84,6 +79,12 @@ COLUMN = re.compile(r'\\begin\{([pb]?matrix)\}([^&]*\\\\[^&]*)\\end\{\1\}')
 STRAY = re.compile(r'^[^=]*(?<=\s)\\\$\s*=')  # a formula that ends in an escaped dollar, before an equals sign
 COMMAND = re.compile(r'\\[A-Za-z]+')
 NAMED = re.compile(r'\\text\s*\{[^{}]*\}|[A-Za-z][a-z]{2,}(?: [A-Za-z]+)*')  # a name in words, as in Area = 5
+OPTION = re.compile(r'[\s*$]*(?:\\text\w*\s*\{\s*)?(?:(?i:option|choice)\b|[(\[]?[A-Ja-h][)\].:])')  # its beginning
+# 1.234,56 and 1.234.567 and 1 234,5 and 1'234.5
+EUROPEAN = re.compile(
+    r"(?<![0-9.,'])[0-9]{1,3}(?:(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,}|(?: [0-9]{3})+,[0-9]{1,2}|"
+    r"(?:'[0-9]{3})+(?:\.[0-9]+)?)(?![0-9.,'])"
+)
 ROUNDED = re.compile(r'[-+]?[0-9 ,]*\.([0-9]+)')
 
 
@@ -100,9 +101,16 @@ def _canonicalize(text):
     """As canonicalize, for a text of at most LONGEST characters; remembered."""
     if SIMPLE.fullmatch(text):
         return str(int(text))
+    text = words.read_words(text) or scripts.read_value(scripts.translate(text))
+    option = choice.read_option(text, canonicalize) if OPTION.match(text) else None
+    if option:
+        return option
     spelled = respell(STRAY.sub('=', text))
     if spelled is None:
         return None
+    if words.EMPTY.fullmatch(_unwrap(spelled)):
+        return r'\emptyset'
+    spelled = EUROPEAN.sub(_write_decimal, spelled)
     value, unit = split_unit(_unwrap(_result(spelled, PERCENT.search(text) is not None)))
     column = COLUMN.fullmatch(value)
     if column:
@@ -116,6 +124,13 @@ def _canonicalize(text):
     return str(number) + (sign_of(text, number) or unit)
 
 
+def _write_decimal(match):
+    """A number with the separators of other languages, with a point before its decimals alone."""
+    if "'" in match[0]:
+        return match[0].replace("'", '')
+    return match[0].replace('.', '').replace(' ', '').replace(',', '.')
+
+
 def respell(text: str) -> str | None:
     """The text with one spelling for each sign and command; None without letters and digits, and beyond LONGEST."""
     return None if len(text) > LONGEST else _respell(text)
@@ -124,11 +139,14 @@ def respell(text: str) -> str | None:
 @functools.lru_cache(CACHED)
 def _respell(text):
     """As respell, for a text of at most LONGEST characters; remembered."""
+    text = words.write_signs(scripts.translate(text))
     text = ' '.join(text.translate(CHARACTERS).split())
     if r'\begin' not in text:
         text = re.sub(r'\\\\(?=[A-Za-z,!{}])', r'\\', text)  # escaped twice
-    for pattern, replacement in SPELLINGS:
-        text = pattern.sub(replacement, text)
+    commands = '\\' in text
+    for pattern, replacement, is_command in SPELLINGS:
+        if commands or not is_command:
+            text = pattern.sub(replacement, text)
     text = re.sub(' +', ' ', text).strip(ENDS).rstrip(ENDS + '.')
     return text if any(mark.isalnum() for mark in text) else None
 

@@ -4,22 +4,23 @@ from fractions import Fraction
 import re
 
 from grpo_jax.rewards.math.numbers import work_out
+from grpo_jax.rewards.math.scripts import is_foreign
 
 # spelling without the plural's s -> ours, or '' where the problem names the unit
 UNITS = {
     spelling: spellings.split()[0]
     for spellings in (
-        'mm millimeter millimetre',
-        'cm centimeter centimetre',
-        'm meter metre',
-        'km kilometer kilometre',
+        'mm millimeter millimetre мм 毫米',
+        'cm centimeter centimetre см 厘米 सेमी سم',
+        'm meter metre м 米 मीटर متر',
+        'km kilometer kilometre км 千米 公里 किमी كم',
         'in inch inche',
         'ft foot feet',
         'yd yard',
         'mi mile',
         'mg milligram',
-        'g gm gram',
-        'kg kilogram',
+        'g gm gram \u0433 克 ग्राम غرام',
+        'kg kilogram кг 千克 公斤 किलोग्राम كغ',
         'lb pound',
         'oz ounce',
         's sec second',
@@ -30,7 +31,7 @@ UNITS = {
         'month',
         'yr year',
         'ml milliliter millilitre',
-        'l liter litre',
+        'l liter litre л 升',
         'gal gallon',
         'acre',
         'am',
@@ -43,6 +44,18 @@ UNITS = {
     for spelling in spellings.split()
 }
 UNITS |= {'mph': 'mi h', 'kmh': 'km h', 'kph': 'km h'}
+# unit -> (what it measures, its size)
+SIZES = {
+    unit: (measure, Fraction(size))
+    for measure, sizes in (
+        ('length', 'mm 1 cm 10 m 1000 km 1000000 in 25.4 ft 304.8 yd 914.4 mi 1609344'),
+        ('mass', 'mg 0.001 g 1 kg 1000 oz 28.349523125 lb 453.59237'),
+        ('time', 's 1 min 60 h 3600 day 86400 week 604800'),
+        ('volume', 'ml 1 l 1000'),
+        ('dollars', 'cent 1 dollar 100'),
+    )
+    for unit, size in zip(sizes.split()[::2], sizes.split()[1::2], strict=True)
+}
 UNITS |= dict.fromkeys(['unit', 'percent', 'percentage', 'pct', 'degree'], '')
 MONEY = {'$': 'dollar', '€': 'euro', '£': 'sterling', '¥': 'yen'}
 CURRENCIES = {*MONEY.values(), 'cent'}
@@ -92,6 +105,8 @@ def split_unit(text: str) -> tuple[str, str]:
     inner = re.search(r'(?<=[a-z])\^?\{?\$?([23])\$?$', spelled.strip())
     if inner:
         spelled, power = spelled.strip()[: inner.start()], power or inner[1]
+    if is_foreign(spelled):
+        return value, f'\\text{{{UNITS.get(spelled.strip(), spelled.strip())}}}'
     words = re.findall('[a-z]+', spelled)
     if not STATING.isdisjoint(words) or re.search(r'[0-9,;=<>+]', spelled):
         return text, ''
@@ -135,7 +150,29 @@ def sign_of(text: str, number: Fraction) -> str:
 
 def same_units(unit: str, other: str) -> bool:
     """Whether two units of split_unit are compatible: equal, or one is missing and the other is not percent."""
+    if unit and other and not (unit + other).isascii():  # in languages with endings
+        same = next((i for i, (a, b) in enumerate(zip(unit, other, strict=False)) if a != b), len(unit))
+        return unit == other or same - len(r'\text{') >= max(3, len(max(unit, other, key=len)) - len(r'\text{}') - 3)
     return unit == other or (not (unit and other) and '%' not in unit + other)
+
+
+def measured(number: Fraction | None, unit: str) -> tuple[str, str, Fraction] | None:
+    """(what the unit measures, its power, the number in the smallest unit of that); None for units beside SIZES."""
+    match = re.fullmatch(r'\\text\{([a-z]+)\}(?:\^([23]))?', unit)
+    if number is None or not match or match[1] not in SIZES:
+        return None
+    measure, size = SIZES[match[1]]
+    return measure, match[2] or '1', number * size ** int(match[2] or 1)
+
+
+def minutes(value: str, unit: str) -> tuple[int, bool] | None:
+    """The minutes since midnight of a clock time, and whether it says which half of the day; None for other texts."""
+    clock = re.fullmatch('([0-9]{1,2})(?::([0-5][0-9]))?', value)
+    half = {r'\text{am}': 0, r'\text{pm}': 12}.get(unit)
+    if not clock or (half is None and (unit or not clock[2])) or int(clock[1]) > (24 if half is None else 12):
+        return None
+    hour = int(clock[1]) if half is None else int(clock[1]) % 12 + half
+    return 60 * hour + int(clock[2] or 0), half is not None
 
 
 def statement(text: str) -> frozenset[str]:

@@ -10,12 +10,13 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from grpo_jax.example import Example
-from grpo_jax.rewards.math import echo, extraction
+from grpo_jax.rewards.math import choice, echo, extraction, words
 from grpo_jax.rewards.math.numbers import fraction, work_out
 from grpo_jax.rewards.math.spelling import canonicalize, split_list
-from grpo_jax.rewards.math.units import same_units, split_unit, statement
+from grpo_jax.rewards.math.units import PERCENT, measured, minutes, same_units, split_unit, statement
 from grpo_jax.workers import Pool
 
+NO_ANSWER = re.compile(r'\W*(?:(?i:(?:see )?(?:the )?(?:proof|solution)|(?:answer )?not found|n/?a))\W*')
 SIGNIFICANT = 6  # digits that a decimal needs to stand for a number with endless decimals
 PRECISION = 100  # digits to which irrational numbers are compared
 PARTS = 32  # a list with more entries, or a text with more brackets, is not compared part by part
@@ -25,20 +26,24 @@ COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # 2,74 with a decimal comma; 2
 LETTER = re.compile(r'[A-Z]{2,3}|[A-Za-z](?:_(?:\w|\{\w+\}))?')
 FUNCTIONS = {*'sqrt root pi e i log ln sin cos tan cot sec csc exp min max gcd lcm mod abs floor ceil'.split()}
 CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
+INEQUALITY = re.compile(r'(?:([^<>]+?)\s*(<|>|\\[lg]e)\s*)?([A-Za-z]|[^<>]+?)\s*(<|>|\\[lg]e)\s*([^<>]+)')
+SET_OF = re.compile(r'[A-Za-z] ?(?:\\mid|\||:) ?')  # before the inequality of a set
+MIXED = re.compile(r'([0-9]+) and ([0-9]+/[0-9]+)')
 NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # a name, not a product of letters
 
 
-def reward(completion: str, example: Example, *, pool: Pool) -> float | None:
+def reward(completion: str, example: Example, *, pool: Pool, percent: bool = False) -> float | None:
     """1.0 if the completion's answer equals example.answer, else 0.0; None without a gold answer.
 
+    percent: whether 25 % answers 0.25 too, and the other way round.
     Where only algebra can tell, a worker of the pool does it; raises workers.Expired or Died where that was killed.
     """
-    return _judge(completion, example, pool, boxed=False)
+    return _judge(completion, example, pool, boxed=False, percent=percent)
 
 
-def strict(completion: str, example: Example, *, pool: Pool) -> float | None:
+def strict(completion: str, example: Example, *, pool: Pool, percent: bool = False) -> float | None:
     r"""As reward, but only an answer in \boxed{} or after #### counts."""
-    return _judge(completion, example, pool, boxed=True)
+    return _judge(completion, example, pool, boxed=True, percent=percent)
 
 
 def extract(completion: str) -> str | None:
@@ -58,23 +63,50 @@ def same(answer: str, other: str) -> bool:
 
 @functools.lru_cache(CACHED)
 def _gold(text):
-    """As extraction.gold_answer, remembered."""
-    return extraction.gold_answer(text)
+    """As extraction.gold_answer, remembered; None for what data sets have in an answer's place."""
+    return None if NO_ANSWER.fullmatch(text) else extraction.gold_answer(words.write_bases(text))
 
 
-def _judge(completion, example, pool, boxed):
-    """1.0 if the answer is right, else 0.0; None without a gold answer. boxed: as in extraction.answer."""
+def _judge(completion, example, pool, boxed, percent):
+    """1.0 if the answer is right, else 0.0; None without a gold answer.
+
+    boxed: as in extraction.answer; percent: as in reward.
+    """
     gold = _gold(example.answer)
     if gold is None:
         return None
-    text = extraction.answer(completion, boxed=boxed, words=not isinstance(fraction(split_unit(gold)[0]), Fraction))
+    letter, content = choice.split_option(gold)
+    number = fraction(split_unit(content)[0])
+    if '_' in gold:
+        completion = words.write_bases(completion[-extraction.TAIL :])
+    text = extraction.answer(completion, boxed=boxed, words=number is None, options=bool(letter))
+    if number is not None:
+        text = _as_written(text, example.answer)
     answer = canonicalize(text)
     if answer is None:
         return 0.0
     verdict = decide(gold, answer)
-    if verdict is not False and echo.is_echo(text, example.prompt, example.answer):
+    if percent and verdict is False:
+        verdict = _is_share(gold, answer, PERCENT.search(example.answer), PERCENT.search(text))
+    if verdict is not False and (
+        echo.is_echo(text, example.prompt, example.answer) or echo.is_quantity(gold, answer, example.prompt)
+    ):
         return 0.0
     return float(pool.call_cached(are_equivalent, gold, answer) if verdict is None else verdict)
+
+
+def _is_share(gold, answer, gold_sign, sign):
+    """Whether two canonical texts are one number, once as a percentage. gold_sign, sign: their percent signs."""
+    a, b = _number(split_unit(gold)[0]), _number(split_unit(answer)[0])
+    if a is None or b is None or (gold_sign is None) == (sign is None):
+        return False
+    return a == 100 * b if gold_sign else b == 100 * a
+
+
+def _as_written(text, gold):
+    """An answer to a gold number: 2 and 3/4 is no list, nor is 2,5 where the gold one is written with a point."""
+    text = MIXED.sub(r'\1 \2', text) if ' and ' in text else text
+    return re.sub(r'(?<![0-9,.])([0-9]+),([0-9])(?![0-9,.])', r'\1.\2', text) if ',' in text and '.' in gold else text
 
 
 def decide(gold: str, answer: str) -> bool | None:
@@ -86,7 +118,18 @@ def decide(gold: str, answer: str) -> bool | None:
     """
     if gold == answer:
         return True
+    (letter, gold), (other, answer) = choice.split_option(gold), choice.split_option(answer)
+    if letter or other:
+        return _decide_options(letter, gold, other, answer)
     (gold, gold_unit), (answer, answer_unit) = split_unit(gold), split_unit(answer)
+    if ':' in gold or ':' in answer or (gold_unit + answer_unit).endswith('m}'):
+        times = minutes(gold, gold_unit), minutes(answer, answer_unit)
+        if None not in times:
+            return _same_time(*times)
+    if gold_unit != answer_unit:
+        quantities = [_quantity(*pair) for pair in ((gold, gold_unit), (answer, answer_unit))]
+        if None not in quantities:
+            return quantities[0] == quantities[1]
     if not same_units(gold_unit, answer_unit) or BASE.findall(gold) != BASE.findall(answer):
         return False
     if gold == answer:
@@ -102,8 +145,37 @@ def decide(gold: str, answer: str) -> bool | None:
         return gold.lstrip('0') == answer.lstrip('0')
     if all(number is not None or NAME.fullmatch(text) for number, text in ((a, gold), (b, answer))):
         return gold.casefold() == answer.casefold()
+    if r'\emptyset' in (gold, answer):
+        return False
+    gold, answer = (
+        _intervals(one) if other[:1] in ('(', '[') else one for one, other in ((gold, answer), (answer, gold))
+    )
     verdict = _decide_parts(gold, answer)
     return _decide_forms(gold, answer, a, b) if verdict is None else verdict
+
+
+def _quantity(value, unit):
+    """The number of units.measured, also of a value that ends in the letter of a unit; None without a number."""
+    if not unit and value[-1:].isalpha():
+        value, unit = value[:-1], f'\\text{{{value[-1]}}}'
+    return measured(_number(value), unit) if unit else None
+
+
+def _decide_options(letter, gold, other, answer):
+    """As decide, where a text is an option. letter, other: the letters of the two, '' for none; then the contents."""
+    if letter and other:
+        return letter == other and (
+            not (gold and answer) or choice.LETTER.fullmatch(gold) is not None or decide(gold, answer)
+        )
+    if letter and not gold:
+        return letter.casefold() == answer.casefold()
+    return decide(gold, answer) if gold and answer else False
+
+
+def _same_time(time, other):
+    """Whether two clock times of units.minutes are the same; one may leave open which half of the day it is."""
+    (one, known), (two, other_known) = time, other
+    return one == two or (known != other_known and (two if known else one) < 13 * 60 and one % 720 == two % 720)
 
 
 def _decide_forms(gold, answer, a, b):
@@ -152,6 +224,31 @@ def _decide_parts(gold, answer):
     return None
 
 
+def _intervals(text):
+    """The intervals of inequalities for one letter, as (1,3], joined by unions; another text unchanged."""
+    intervals = []
+    inequalities = SET_OF.sub('', text, count=1) if SET_OF.match(text) else text
+    for part in split_list(inequalities):
+        match = INEQUALITY.fullmatch(part)
+        if not match:
+            return text
+        first, sign, middle, behind, last = (group or '' for group in match.groups())
+        if not first and LETTER.fullmatch(last):  # 3 > x
+            first, sign, middle, behind, last = middle, behind, last, '', ''
+        lower, upper = r'(-\infty', r'\infty)'
+        for end, mark, is_left in ((first, sign, True), (last, behind, False)):
+            rising, closed = '<' in mark or 'l' in mark, 'e' in mark
+            if mark and rising == is_left:
+                lower = ('[' if closed else '(') + end
+            elif mark:
+                upper = end + (']' if closed else ')')
+        one_way = not (sign and behind) or ('<' in sign or 'l' in sign) == ('<' in behind or 'l' in behind)
+        if not LETTER.fullmatch(middle) or not one_way:
+            return text
+        intervals.append(f'{lower},{upper}')
+    return r'\cup'.join(intervals)
+
+
 def _pair_up(allowed):
     """Whether rows can be matched to different columns. allowed[row][column]: bool, whether the two may be paired."""
     return -1 not in maximum_bipartite_matching(csr_array(np.array(allowed, np.int8)))
@@ -194,7 +291,18 @@ def are_equivalent(gold: str, answer: str) -> bool:
         )
         for text in (gold, answer)
     ]
-    return math_verify.verify(*parsed, timeout_seconds=None)
+    return math_verify.verify(
+        *([_with_imaginary_unit(item) for item in items] for items in parsed), timeout_seconds=None
+    )
+
+
+def _with_imaginary_unit(item):
+    """A number or matrix of sympy with the imaginary unit for the letter i; other items of math-verify unchanged."""
+    import sympy
+
+    if not isinstance(item, (sympy.Expr, sympy.MatrixBase)):
+        return item
+    return item.subs({letter: sympy.I for letter in item.free_symbols if str(letter) == 'i'})
 
 
 @functools.cache

@@ -1,0 +1,68 @@
+r"""Reads multiple choice: a letter with or without the content of its option, as `(B)`, `B. 12` or `Option B`.
+
+The canonical form is `B` without content, and `(B) 12` with it.
+"""
+
+import re
+
+LETTER = re.compile('[A-J]')
+WITH_CONTENT = re.compile(r'\(([A-J])\) (.+)', re.DOTALL)
+TEXT = re.compile(r'\\(?:text\w*|mathrm|mathbf|mbox)\s*\{([^{}]*)\}')
+SPACE = re.compile(r'(?<!\\)\\[ ,;:!]|\\q?quad(?![A-Za-z])|[\s~]+')
+OPTION = re.compile(
+    r'(?P<named>(?i:(?:the|correct|right|best|final|is|options?|choices?|answer|alternative|letter)\b[ :]*)*)[*$ ]*'
+    r'(?:\((?P<bracketed>[A-Ja-h])\)|\[(?P<squared>[A-J])\]|(?P<bare>[A-J])(?![\w\'^])|(?P<small>[a-h])(?=\)))'
+    r'(?P<mark>\*{0,2}[).:,]?\*{0,2}\$?[).:,]?)(?P<space> ?)(?P<content>.*)'
+)
+OTHER = re.compile(r'(?:\b(?:and|or)|[,&/]) *\(?[A-J](?![\w\'])|\([A-Ja-h]\)')  # another option's letter
+REASON = re.compile(r'\(|because\b|since\b|as\b|for\b|is\b|[\u2013\u2014]')
+PROSE = re.compile(
+    r'\b(?:is|are|was|were|has|have|will|can|this|that|it|we|because|since|so|hence|therefore|which|thus|match\w*)\b',
+    re.I,
+)
+# before a letter, and behind one, where a text states no other way which option is right
+STATED = re.compile(r'\b(?i:answers?|options?|choices?|alternatives?)\b[\s*_`"\')]*(?:\b(?i:is)\b|[:=])[\s*_:`]*(?=\S)')
+VERDICT = re.compile(
+    r'(?<![A-Za-z])(\(?[A-J]\)?)\*{0,2} (?:is|must be|would be) (?:the |indeed )?(?:correct|right|best|answer)'
+)
+
+
+def read_option(text: str, canonicalize) -> str | None:
+    """The option that a statement names, in canonical form; None for another text, and for several options.
+
+    canonicalize: brings the content into canonical form. A sentence behind the letter is no content.
+    """
+    plain = SPACE.sub(' ', TEXT.sub(r'\1 ', text)).strip(' *$"\'`_')
+    match = OPTION.fullmatch(plain)
+    if not match:
+        return None
+    letter = (match['bracketed'] or match['squared'] or match['bare'] or match['small']).upper()
+    mark, content = match['mark'].replace('*', '').strip('$'), match['content'].strip(' *$').removesuffix('.')
+    if not content or (REASON.match(content) and match['space']):
+        return letter
+    marked = mark or match['bracketed'] or match['squared']
+    if OTHER.search(f'{mark} {content}') or not marked or (mark == ',' and not match['named']):
+        return None
+    if content[0] in '+*/^=_!' or content.startswith('- ') or (mark in ('.', ':') and not match['space']):
+        return None
+    if PROSE.search(content):
+        return letter
+    content = canonicalize(content)
+    return f'({letter}) {content}' if content else letter
+
+
+def stated(text: str) -> str:
+    """The line behind the last word for an answer, else the letter that the text calls right, else the last line."""
+    marks = list(STATED.finditer(text))
+    if marks:
+        return text[marks[-1].end() :].split('\n', 1)[0]
+    verdicts = VERDICT.findall(text)
+    return verdicts[-1] if verdicts else text.rstrip().rpartition('\n')[2]
+
+
+def split_option(text: str) -> tuple[str, str]:
+    """(letter, content) of a canonical text, each '' where it has none."""
+    match = WITH_CONTENT.fullmatch(text) if text[:1] == '(' else None
+    if match:
+        return match[1], match[2]
+    return (text, '') if LETTER.fullmatch(text) else ('', text)
