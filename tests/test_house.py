@@ -24,7 +24,10 @@ PACKAGE = os.path.join(ROOT, 'grpo_jax')
 
 # from the ground; a module may import its own floor and those below. A place is a folder, or a module of one
 FLOORS = [
-    ('types', 'errors', 'example', 'expressions', 'statistics', 'grouping', 'ranges', 'text', 'user_files'),
+    (
+        *('types', 'errors', 'example', 'expressions', 'statistics', 'grouping', 'coming_from', 'ranges', 'text'),
+        'user_files',
+    ),
     ('hosts',),
     ('algorithms',),
     ('sharding',),
