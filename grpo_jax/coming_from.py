@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 FILE = os.path.join(os.path.dirname(__file__), 'coming_from.csv')
 MOST = 2  # meanings of an ambiguous name that are said
+SECTIONS = ('actor_rollout_ref', 'critic', 'custom_reward_function', 'trainer', 'val_kwargs')  # of verl, and none here
 
 
 class Setting(NamedTuple):
@@ -55,8 +56,8 @@ def describe(name: str, value: str | None = None) -> str:
     if meanings:
         text = ', '.join(map(str, reversed(meanings.values())))
         return f'{text}; docs/coming_from.md has more' if len(meanings) <= MOST else ''
-    section = next((row for row in settings() if row.name.startswith(f'{parts[0]}.')), None)
-    return f'{parts[0]} is a section of {section.framework}; docs/coming_from.md has its keys' if section else ''
+    section = next((part for part in parts if part in SECTIONS), '')
+    return f'{section} is a section of verl; docs/coming_from.md has its keys' if section else ''
 
 
 def describe_values(text: str) -> str:

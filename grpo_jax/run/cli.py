@@ -212,7 +212,7 @@ def _parse(argv):
     """Parses the command line; returns its positional arguments, or exits with status 2 for a wrong flag."""
     try:
         arguments = flags.FLAGS(argv)
-        if arguments[1:]:
+        if arguments[1:] and 'config' in flags.FLAGS:
             raise BadInput(arguments[1], NO_VALUE, f'is no flag; {_name_flag(*arguments[1].split("=", 1))}')
         config = flags.FLAGS.config if 'config' in flags.FLAGS else None
         if config is not None:
@@ -226,7 +226,8 @@ def _parse(argv):
     except BadInput as error:
         text = _error_text(error)
     except flags.UnrecognizedFlagError as error:
-        text = f'error: {console.one_line(str(error))}; {_name_flag(error.flagname, str(error.flagvalue))}'
+        meant = _name_flag(error.flagname, str(error.flagvalue).partition('=')[2])
+        text = f'error: {console.one_line(str(error))}; {meant}'
     except Exception as error:  # absl and ml_collections raise many kinds of errors
         missing = MISSING.findall(str(error))
         message = f'{" and ".join(missing)} must be given' if missing else console.one_line(str(error))[:LONGEST]
