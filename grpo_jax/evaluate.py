@@ -48,6 +48,7 @@ from grpo_jax.run.rows import json_float
 from grpo_jax.run.settings import Evaluation
 from grpo_jax.sampler import programs
 from grpo_jax.sampler.engine import Engine
+from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sharding import batches
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import ROW_AXES
@@ -99,12 +100,11 @@ def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) ->
     if samples < 1:
         raise BadInput('evaluation.samples', samples, 'must be at least 1; raise it')
     rewards.check_parameters(run.rewards, dataset.examples)
-    sampling, budget = run.settings.evaluation.sampling(run.settings.sampling), rollout_bytes(run)
-    run = dataclasses.replace(run, settings=run.settings._replace(sampling=sampling))
-    settings = run.settings
+    settings, sampling = run.settings, run.settings.evaluation.sampling(run.settings.sampling)
     check_context(settings.data.max_prompt_tokens + sampling.max_tokens, run.model.folder, 'evaluation.max_tokens')
     dataset = data.pick(dataset, data.spread(len(dataset.examples), settings.evaluation.prompts))
-    shapes = make_shapes(run, samples + 1, len(dataset.examples), budget)
+    shapes = make_shapes(run, samples + 1, len(dataset.examples), sampling)
+    run = dataclasses.replace(run, settings=settings._replace(sampling=sampling))
     engine = make_run_sampler(run, shapes, greedy=1)
     key = jax.random.fold_in(jax.random.key(settings.seed), NOISE)
     return Evaluator(
@@ -113,23 +113,22 @@ def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) ->
     )  # fmt: skip
 
 
-def rollout_bytes(run: Run) -> int:
-    """Returns the bytes on a device of the keys and values of a training step's rollout."""
-    settings = run.settings
-    shapes = settings.shapes(settings.data.prompts_per_step, settings.group_size)
-    return programs.cache_bytes(run.model.config, run.mesh, shapes, settings.sampling)
-
-
-def make_shapes(run: Run, group_size: int, prompts: int, budget: int) -> batches.Shapes:
+def make_shapes(run: Run, group_size: int, prompts: int, sampling: Sampling | None = None) -> batches.Shapes:
     """Returns the Shapes of the prompts that are sampled at once: as many of `prompts` as the memory allows.
 
-    Their keys and values may take rollout.cache_gib. Without that limit they may take `budget` bytes on a device, and
-    at least FREE_CACHE.
+    sampling: of these prompts, in the place of the rollouts'. Their keys and values may take rollout.cache_gib. Without
+    that limit they may take as much as a training step's rollout, and at least FREE_CACHE.
     """
-    settings, mesh, sampling = run.settings, run.mesh, run.settings.sampling
+    training, mesh = run.settings, run.mesh
+    settings = training._replace(sampling=sampling or training.sampling)
+
+    def cache_bytes(settings, count, size):
+        return programs.cache_bytes(run.model.config, mesh, settings.shapes(count, size), settings.sampling)
+
+    step = training.data.prompts_per_step, training.group_size
+    budget = training.sampling.cache_bytes or max(cache_bytes(training, *step), FREE_CACHE)
     least = batches.devices_along(mesh, ROW_AXES)
-    each = programs.cache_bytes(run.model.config, mesh, settings.shapes(least, group_size), sampling)
-    most = max((sampling.cache_bytes or max(budget, FREE_CACHE)) // each, 1) * least
+    most = max(budget // cache_bytes(settings, least, group_size), 1) * least
     rollouts = -(-prompts // most)
     at_once = -(-prompts // (rollouts * least)) * least
     return settings.shapes(at_once, group_size)

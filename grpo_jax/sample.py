@@ -120,7 +120,7 @@ def make_shards(opened: Run, dataset: data.Dataset, params: Any, to: str, reques
     (missing, *_) = processes.gather(missing)
     if not missing:
         return
-    shapes = evaluate.make_shapes(opened, request.samples, min(request.shard, count), evaluate.rollout_bytes(opened))
+    shapes = evaluate.make_shapes(opened, request.samples, min(request.shard, count))
     sampler = make_run_sampler(opened, shapes, greedy=request.samples if request.greedy else 0).compile()
     key = jax.random.fold_in(jax.random.key(opened.settings.seed), NOISE)
 

@@ -84,7 +84,7 @@ def test_a_name_is_refused_with_its_key_on_the_command_line(row):
         ('config.trainer.total_epochs = 3', 'verl'),
         ('config.data.options.train_files = 1', 'data.options.folder'),
         ('config.optimizer.bf16 = True', "model.dtype='bfloat16'"),
-        ('config.update_from_flattened_dict({"rollout.val_kwargs.top_p": 0.7})', 'val_kwargs is a section of verl'),
+        ('config.update_from_flattened_dict({"rollout.val_kwargs.top_p": 0.7})', 'evaluation.top_p'),
         ('config.rollout.val_kwargs.n = 8', 'val_kwargs is a section of verl'),
     ],
 )

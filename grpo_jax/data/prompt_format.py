@@ -62,6 +62,10 @@ def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[
             f'the tokenizer in {tokenizer.name_or_path} has no chat template; '
             'set data.chat=False or add chat_template to its tokenizer_config.json',
         )
+    for name, value in prompt_format.chat_template_kwargs.items():
+        if name in SUPPLIED or not re.search(rf'\b{re.escape(name)}\b', tokenizer.get_chat_template()):
+            remedy = f'is no variable that the chat template of {tokenizer.name_or_path} leaves open; leave it out'
+            raise BadInput(f'data.chat_template_kwargs.{name}', value, remedy)
     plain_roles = tuple(message['role'] for message in write_messages('x', prompt_format))
     chats = (write_messages(e.prompt, prompt_format, e.messages) for e in examples if e.messages)
     roles_of_chats = (tuple(message['role'] for message in chat) for chat in chats)
@@ -69,10 +73,6 @@ def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[
         _check_roles(tokenizer, prompt_format, roles, must_render=roles == plain_roles)
     if prompt_format.thinking != 'auto':
         _check_switch(tokenizer, prompt_format)
-    for name, value in prompt_format.chat_template_kwargs.items():
-        if name in SUPPLIED or not re.search(rf'\b{re.escape(name)}\b', tokenizer.get_chat_template()):
-            remedy = f'is no variable that the chat template of {tokenizer.name_or_path} leaves open; leave it out'
-            raise BadInput(f'data.chat_template_kwargs.{name}', value, remedy)
 
 
 def _check_switch(tokenizer, prompt_format):

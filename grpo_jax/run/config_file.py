@@ -31,9 +31,7 @@ from grpo_jax.run import steering
 CONFIGS = os.path.join(PACKAGE, 'configs')
 OVERRIDE = re.compile(r'--?(?:no)?config\.([\w.]+)(?:=(.*))?', re.DOTALL)
 HINT = re.compile(r'Did you mean \\?"(.+?)\\?" instead of \\?"(.+?)\\?"')  # of ml_collections, about a misspelt key
-MISSING = re.compile(
-    r'(?:\W*Key )?\W*(\w+)\W*(?: does not exist.*)?$', re.DOTALL
-)  # of ml_collections, about a missing key
+MISSING = re.compile(r'(?:\W*Key )?\W*([\w.]+)\W*(?: (?:does not exist|cannot be set) .*)?$')  # of ml_collections
 # files that are no user's
 FOREIGN = ('<', *(os.path.join(place, '') for place in (PACKAGE, *map(sysconfig.get_path, ('stdlib', 'purelib')))))
 # a value of each type

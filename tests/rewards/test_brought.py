@@ -80,7 +80,7 @@ def test_a_single_completion_and_its_chat_are_messages(tmp_path):
 
 
 def test_a_function_of_messages_that_gets_texts_is_told_the_key(tmp_path):
-    with pytest.raises(BadInput, match="reward.completions='messages'"):
+    with pytest.raises(BadInput, match=r"reward\.completions='messages'"):
         paid(tmp_path, 'later', {})
 
 
