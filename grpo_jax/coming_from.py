@@ -1,6 +1,6 @@
 """The settings of other frameworks and the keys that they are here, by which a run refuses them: coming_from.csv.
 
-docs/coming_from.md has its tables from the same file.
+docs/coming_from.md has its tables from the same file, which is read when a run refuses something.
 """
 
 import csv
@@ -23,11 +23,6 @@ class Setting(NamedTuple):
     here: str  # the key, KEY=value, or several; '' where there is none
     differs: str
 
-    @property
-    def plain_name(self) -> str:
-        """The name without a value."""
-        return self.name.partition('=')[0]
-
     def __str__(self):
         is_here = f'is {self.here} here' if self.here else f'has no equivalent: {self.differs}'
         return f"{self.framework}'s {self.name} {is_here}"
@@ -40,14 +35,14 @@ def settings() -> tuple[Setting, ...]:
         return tuple(Setting(**row) for row in csv.DictReader(file, delimiter='|'))
 
 
-def describe(name: str, value: str | None = None) -> str:
+def explain(name: str, value: str | None = None) -> str:
     """What the settings of other frameworks with this name are here, as a sentence; '' where there is none.
 
     name: as a user gave it, dotted or not; value: the text that it was set to, if known. Of a dotted name, the last
     parts count: `rollout.n` means verl's actor_rollout_ref.rollout.n.
     """
     parts = name.lstrip('+-').replace('-', '_').split('.')
-    shared = {row: _count_shared(parts, row.plain_name.split('.')) for row in settings()}
+    shared = {row: _count_shared(parts, row.name.partition('=')[0].split('.')) for row in settings()}
     most = max(shared.values())
     rows = [row for row, count in shared.items() if count == most > 0]
     exact = [row for row in rows if value is not None and row.name.partition('=')[2] == value.strip('\'"').lower()]
@@ -60,10 +55,10 @@ def describe(name: str, value: str | None = None) -> str:
     return f'{section} is a section of verl; docs/coming_from.md has its keys' if section else ''
 
 
-def describe_values(text: str) -> str:
-    """What the quoted words of a text are here that are values of other frameworks' settings; '' where none is one."""
-    words = re.findall(r"'([\w-]+)'", text)
-    return ', '.join(str(row) for row in settings() if row.name.partition('=')[2] in words)
+def explain_targets(text: str) -> str:
+    """What PEFT's names of matrices in a text are here, as a sentence; '' where there are none."""
+    words = re.findall(r'[\w-]+', text)
+    return ', '.join(str(row) for row in settings() if row.name in [f'target_modules={word}' for word in words])
 
 
 def _count_shared(parts, names):

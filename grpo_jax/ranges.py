@@ -197,7 +197,7 @@ def check_declared(path: str, value: Any, names: Iterable[str]) -> None:
     """Raises BadInput for a dotted key whose last part is none of the names, with the nearest of them."""
     key = path.rpartition('.')[2]
     if key not in names:
-        hint = coming_from.describe(path, str(value)) or nearest(key, names)
+        hint = coming_from.explain(path, str(value)) or nearest(key, names)
         raise BadInput(path, NO_VALUE if _is_mapping(value) else value, f'is no key; {hint}')
 
 

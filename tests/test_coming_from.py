@@ -58,7 +58,7 @@ def test_a_row_names_keys_that_exist_with_values_that_they_may_have(row):
 def test_a_name_is_explained_with_its_key():
     for row in coming_from.settings():
         name, _, value = row.name.partition('=')
-        assert (row.here or 'has no equivalent') in coming_from.describe(name, value or '1'), row
+        assert (row.here or 'has no equivalent') in coming_from.explain(name, value or '1'), row
 
 
 @pytest.mark.parametrize('row', coming_from.settings()[::12], ids=lambda row: f'{row.framework}-{row.name}')
@@ -78,7 +78,10 @@ def test_a_name_is_refused_with_its_key_on_the_command_line(row):
         ('config.num_generations = 8', 'rollout.group_size'),
         ('config.algorithm.beta = 0.04', 'algorithm.kl_coef'),
         ('config.model.lora.r = 8', 'model.lora.rank'),
-        ("config.model.lora.targets = 'q_proj|v_proj'", "'wq|wv'"),
+        (
+            "config.model.lora.targets = 'q_proj|v_proj'",
+            "model.lora.targets='wq' here, LoraConfig's target_modules=v_proj",
+        ),
         ("config.model.lora.target_modules = ['q_proj']", 'model.lora.targets'),
         ("config.model.lora.targets = ['k_proj']", "model.lora.targets='wk'"),
         ('config.trainer.total_epochs = 3', 'verl'),
@@ -122,8 +125,8 @@ def test_a_word_on_the_command_line_that_is_no_flag_is_refused_with_what_is_mean
 
 
 def test_names_that_no_framework_has_and_that_several_have_are_not_explained():
-    assert not any(map(coming_from.describe, ('group_sise', 'path', 'data.fooo', 'reward_model.lenth')))
-    two = coming_from.describe('train_batch_size')
+    assert not any(map(coming_from.explain, ('group_sise', 'path', 'data.fooo', 'reward_model.lenth')))
+    two = coming_from.explain('train_batch_size')
     assert 'learner.minibatches' in two and 'data.prompts_per_step' in two
 
 

@@ -24,12 +24,6 @@ from grpo_jax.ranges import Range
 from grpo_jax.types import Param, map_table
 
 MATRICES = tuple(name for name in SUMMED_AXES if name not in ('embed', 'lm_head'))  # that can have an adapter
-# names that PEFT's target_modules has for them -> these names
-HF_TARGETS = {
-    row.name.partition('=')[2]: row.here.partition('=')[2].strip("'")
-    for row in coming_from.settings()
-    if row.name.startswith('target_modules=')
-}
 PATTERN = "a regular expression of names, like 'w[qv]'"
 NEED_RANK = ('path', 'base_dtype')  # options that nothing reads where the rank is 0
 
@@ -60,11 +54,9 @@ class LoraOptions(NamedTuple):
         Raises BadInput for a missing key, a value out of its range, targets that are no regular expression or match no
         matrix, and an option of NEED_RANK where the rank is 0.
         """
-        given = re.findall(r'[\w-]+', str(section.get('targets')))
-        if theirs := [name for name in HF_TARGETS if name in given]:
-            keys = '|'.join(HF_TARGETS[name] for name in theirs)
-            remedy = f"has Hugging Face's names {', '.join(theirs)}; write '{keys}'"
-            raise BadInput('model.lora.targets', section['targets'], remedy)
+        targets = str(section.get('targets'))
+        if re.search('_proj|all-linear', targets):
+            raise BadInput('model.lora.targets', section['targets'], coming_from.explain_targets(targets))
         options = cls(**ranges.read_section(cls, section, 'model.lora'))
         try:
             named = [name for name in MATRICES if re.fullmatch(options.targets, name)]

@@ -163,10 +163,10 @@ def _explain(error):
     """An exception of a config file in words. ml_collections would list all keys beside the one that is misspelt."""
     text = ' '.join(str(error).replace('\\n', ' ').split())
     key = MISSING.match(text) if isinstance(error, (AttributeError, KeyError)) else None
-    if meant := coming_from.describe(key[1]) if key else '':
+    if key and (meant := coming_from.explain(key[1])):
         return f'names the key {key[1]}, which is not there: {meant}'
-    if isinstance(error, TypeError) and (meant := coming_from.describe_values(text)):
-        return f'has values of another framework: {meant}'
+    if isinstance(error, TypeError) and (meant := coming_from.explain_targets(text)):
+        return f"names matrices as PEFT does: {meant}, and one text names all of them, like 'w[qv]'"
     if hint := HINT.search(text):
         return f'names the key {hint[2]}, which is not there: did you mean {hint[1]}?'
     return f'fails with {type(error).__name__}: {text.partition(" Other fields present:")[0]}'
@@ -192,7 +192,8 @@ def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
             config.data.options = {key: value for key, value in config.data.options.items() if key in declared}
         _add_overridden(config.data.options, 'data.options.', declared, overrides)
     for key in (key for key in overrides if key.startswith('data.chat_template_kwargs.')):
-        config.data.chat_template_kwargs.setdefault(key.rpartition('.')[2], config_dict.placeholder(object))
+        if (name := key.rpartition('.')[2]) not in config.data.chat_template_kwargs:
+            config.data.chat_template_kwargs[name] = config_dict.placeholder(object)
     parts, text = config.reward.parts, overrides.get('reward.parts')
     if text is not None:
         try:
@@ -230,7 +231,7 @@ def _check_key(config, key, value):
             section = section[name]
         except KeyError:
             where = '.'.join(['config', *names[:i]])
-            hint = coming_from.describe(key, value) or ranges.nearest(name, section.keys())
+            hint = coming_from.explain(key, value) or ranges.nearest(name, section.keys())
             raise BadInput(f'--config.{key}', value, f'{where} has no {name}; {hint}') from None
 
 

@@ -98,10 +98,10 @@ class Evaluation(NamedTuple):
     top_p: ranges.Share = 0.0  # as rollout.top_p, for them alone; 0: rollout.top_p
     max_tokens: Natural = 0  # budget of a completion in evaluations; 0: rollout.max_tokens
 
-    def sampling(self, of_rollouts: Sampling) -> Sampling:
+    def sampling(self, rollouts: Sampling) -> Sampling:
         """The Sampling of evaluations, given the rollouts'."""
         own = {name: getattr(self, name) for name in ('temperature', 'top_p', 'max_tokens')}
-        return of_rollouts._replace(**{name: value for name, value in own.items() if value})
+        return rollouts._replace(**{name: value for name, value in own.items() if value})
 
 
 class CheckpointOptions(NamedTuple):

@@ -15,11 +15,10 @@ from grpo_jax.data import files, rollouts
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.rewards import model as reward_models
-from grpo_jax.run import config_file
 from grpo_jax.run.open import open_config, open_split
 from grpo_jax.tools import show
 from grpo_jax.types import Example
-from tests import tiny_run
+from tests import doc_examples, tiny_run
 
 MODEL = os.path.join(os.path.dirname(demo.__file__), 'models', 'characters')
 PLAIN = data.PromptFormat(True, '', '{prompt}')
@@ -179,8 +178,9 @@ def test_variables_of_the_chat_template_are_given_and_must_be_its_own(tmp_path, 
     for name in ('datum', 'messages', 'add_generation_prompt'):
         with pytest.raises(BadInput, match=rf'data\.chat_template_kwargs\.{name} = .*is no variable'):
             load(tmp_path, tokenizer, [{'prompt': '1='}], chat_template_kwargs={name: 'x'})
-    config = config_file.Parser(['train', '--config.data.chat_template_kwargs.date=1']).parse('arithmetic')
-    assert 'date' in config.data.chat_template_kwargs
+    flag = '--config.data.chat_template_kwargs.enable_thinking=False'
+    with doc_examples.parsed('train', ['--config=gsm8k', '--workdir=w', flag]):
+        assert doc_examples.flags.FLAGS.config.data.chat_template_kwargs.to_dict() == {'enable_thinking': False}
     with pytest.raises(BadInput, match=r'chat_template_kwargs = .*set data\.chat=True'):
         load(tmp_path, tokenizer, [{'prompt': '1='}], chat=False, chat_template_kwargs=kwargs)
 
