@@ -1,6 +1,6 @@
 """The settings of other frameworks and the keys that they are here, by which a run refuses them: coming_from.csv.
 
-docs/coming_from.md has its tables from the same file, which is read when a run refuses something.
+docs/coming_from.md has its tables from the same file, which is read at its first use.
 """
 
 import csv

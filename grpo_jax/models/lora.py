@@ -54,9 +54,8 @@ class LoraOptions(NamedTuple):
         Raises BadInput for a missing key, a value out of its range, targets that are no regular expression or match no
         matrix, and an option of NEED_RANK where the rank is 0.
         """
-        targets = str(section.get('targets'))
-        if re.search('_proj|all-linear', targets):
-            raise BadInput('model.lora.targets', section['targets'], coming_from.explain_targets(targets))
+        if theirs := coming_from.explain_targets(str(section.get('targets'))):
+            raise BadInput('model.lora.targets', section['targets'], theirs)
         options = cls(**ranges.read_section(cls, section, 'model.lora'))
         try:
             named = [name for name in MATRICES if re.fullmatch(options.targets, name)]
