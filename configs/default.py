@@ -35,6 +35,7 @@ def get_config(preset='grpo'):
     config.data.options = {}             # arguments of its examples()
     config.data.path = ''                # Hugging Face data set, for what data.options.folder does not hold; '': none
     config.data.prompts_per_step = 32    # P, prompts of a step
+    config.data.epochs = 0.0             # passes over the train split, which set the steps ...
     config.data.max_prompt_tokens = 64   # Q, columns of a prompt; longer prompts are left out
     config.data.chat = False             # apply the tokenizer's chat template
     config.data.system = ''              # system message of chats that have none of their own
@@ -104,7 +105,8 @@ def get_config(preset='grpo'):
     config.optimizer.learning_rate = 1e-6  # of AdamW, after warm-up
     config.optimizer.schedule = 'constant'  # after warm-up: constant, linear or cosine to zero
     config.optimizer.warmup = 0          # updates in which the learning rate rises to it
-    config.optimizer.weight_decay = 0.0  # of AdamW, on every parameter
+    config.optimizer.warmup_ratio = 0.0  # the same as a share of all updates, where warmup is 0
+    config.optimizer.weight_decay = 0.0  # of AdamW, on what decays names
     config.optimizer.max_grad_norm = 1.0  # longer gradients are scaled down to it
     config.critic_optimizer.learning_rate = 1e-5  # of AdamW, after warm-up
     config.supervised.updates = 0        # updates of the cold start; 0: none
@@ -113,9 +115,11 @@ def get_config(preset='grpo'):
 
     config.evaluation.every = 0          # steps between evaluations; 0: before and after only
     config.evaluation.prompts = 256      # prompts of the test split
-    config.evaluation.samples = 8        # k of pass@k and maj@k; drawn at rollout.temperature
+    config.evaluation.samples = 8        # k of pass@k and maj@k, which are drawn
+    config.evaluation.temperature = 0.0  # at which they are drawn; 0: rollout.temperature
     config.checkpoint.every = 50         # steps between checkpoints; the last step is always saved
     config.checkpoint.keep = 2           # checkpoints that are kept, the newest; older ones are deleted
+    config.checkpoint.best = ''          # figure of the evaluations, like greedy: the checkpoint of its highest ...
     config.mesh.data = 0                 # devices that share the rows, each with all weights; 0: all devices that ...
     config.mesh.fsdp = 1                 # devices that share the rows, each with a part of the weights; 1: not cut
     config.mesh.context = 1              # devices that share the columns of a row; 1: not cut
@@ -142,7 +146,7 @@ def _find(preset):
             return importlib.import_module(f'grpo_jax.configs.algorithms.{preset}').apply
     names = os.listdir(os.path.join(os.path.dirname(__file__), 'algorithms'))
     choices = sorted(n[:-3] for n in names if n.endswith('.py') and n[0] != '_')
-    near = difflib.get_close_matches(preset, choices, 1)
+    near = difflib.get_close_matches(preset.lower().replace('-', '_'), choices, 1)
     hint = f'; did you mean {near[0]}?' if near else ''
     remedy = f'choose one of {", ".join(choices)}, or give FILE.py of yours{hint}'
     raise BadInput('preset', preset, f'no such file in configs/algorithms; {remedy}')

@@ -6,6 +6,7 @@ Examples:
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import dataclasses
 import json
 import os
 from typing import Any, NamedTuple
@@ -33,8 +34,18 @@ from grpo_jax.models.abstract import abstract_trained
 from grpo_jax.rewards import gold
 from grpo_jax.run import checkpoint, cli, config_file
 from grpo_jax.run.console import console, make_table, show_tables
-from grpo_jax.run.open import NOWHERE, Run, make_policy, make_run_sampler, make_whole_policy, open_config, open_split
+from grpo_jax.run.open import (
+    NOWHERE,
+    Run,
+    check_context,
+    make_policy,
+    make_run_sampler,
+    make_whole_policy,
+    open_config,
+    open_split,
+)
 from grpo_jax.run.rows import json_float
+from grpo_jax.run.settings import Evaluation
 from grpo_jax.sampler import programs
 from grpo_jax.sampler.engine import Engine
 from grpo_jax.sampler.sampling import Sampling
@@ -87,10 +98,12 @@ def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) ->
     """
     if samples < 1:
         raise BadInput('evaluation.samples', samples, 'must be at least 1; raise it')
-    settings = run.settings
     rewards.check_parameters(run.rewards, dataset.examples)
+    settings, sampling = run.settings, run.settings.evaluation.sampling(run.settings.sampling)
+    check_context(settings.data.max_prompt_tokens + sampling.max_tokens, run.model.folder, 'evaluation.max_tokens')
     dataset = data.pick(dataset, data.spread(len(dataset.examples), settings.evaluation.prompts))
-    shapes = make_shapes(run, samples + 1, len(dataset.examples))
+    shapes = make_shapes(run, samples + 1, len(dataset.examples), sampling)
+    run = dataclasses.replace(run, settings=settings._replace(sampling=sampling))
     engine = make_run_sampler(run, shapes, greedy=1)
     key = jax.random.fold_in(jax.random.key(settings.seed), NOISE)
     return Evaluator(
@@ -99,21 +112,22 @@ def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) ->
     )  # fmt: skip
 
 
-def make_shapes(run: Run, group_size: int, prompts: int) -> batches.Shapes:
+def make_shapes(run: Run, group_size: int, prompts: int, sampling: Sampling | None = None) -> batches.Shapes:
     """Returns the Shapes of the prompts that are sampled at once: as many of `prompts` as the memory allows.
 
-    Their keys and values may take rollout.cache_gib. Without that limit they may take as much as a training step's
-    rollout, and at least FREE_CACHE.
+    sampling: of these prompts, in the place of the rollouts'. Their keys and values may take rollout.cache_gib. Without
+    that limit they may take as much as a training step's rollout, and at least FREE_CACHE.
     """
-    settings, mesh, sampling = run.settings, run.mesh, run.settings.sampling
+    training, mesh = run.settings, run.mesh
+    settings = training._replace(sampling=sampling or training.sampling)
 
-    def cache_bytes(count, size):
-        return programs.cache_bytes(run.model.config, mesh, settings.shapes(count, size), sampling)
+    def cache_bytes(settings, count, size):
+        return programs.cache_bytes(run.model.config, mesh, settings.shapes(count, size), settings.sampling)
 
-    step = settings.data.prompts_per_step, settings.group_size
-    budget = sampling.cache_bytes or max(cache_bytes(*step), FREE_CACHE)
+    step = training.data.prompts_per_step, training.group_size
+    budget = training.sampling.cache_bytes or max(cache_bytes(training, *step), FREE_CACHE)
     least = batches.devices_along(mesh, ROW_AXES)
-    most = max(budget // cache_bytes(least, group_size), 1) * least
+    most = max(budget // cache_bytes(settings, least, group_size), 1) * least
     rollouts = -(-prompts // most)
     at_once = -(-prompts // (rollouts * least)) * least
     return settings.shapes(at_once, group_size)
@@ -255,22 +269,28 @@ def _cells(summary, name, digits=3):
     return mean, f'{low} to {high}'
 
 
-def open_recorded(workdir: str, trust: bool = False, functions: Mapping | None = None) -> Run:
+def open_recorded(
+    workdir: str, trust: bool = False, functions: Mapping | None = None, evaluation: Mapping | None = None
+) -> Run:
     """Opens the Run of a workdir from its recorded config, on its mesh or, with more or fewer devices, on a chosen one.
 
-    trust: whether the code files that the config names may run; functions: as given to train.run. Raises BadInput when
-    the config names code and trust is False.
+    trust: whether the code files that the config names may run; functions: as given to train.run; evaluation: values
+    for keys of config.evaluation. Raises BadInput when the config names code and trust is False.
     """
     config = config_file.read_recorded(workdir, trust)
     config.mesh = meshes.Axes()._asdict()
+    config.evaluation.update(evaluation or {})
     return open_config(config, workdir, folder=files.path_inside(workdir, 'model'), functions=functions)
 
 
-def open_policy(run: Run) -> tuple[Any, int]:
-    """Returns (the policy's parameters from a Run's newest sound checkpoint, on the mesh; the checkpoint's step)."""
+def open_policy(run: Run, step: int | None = None) -> tuple[Any, int]:
+    """Returns (the policy's parameters from a Run's checkpoint, on the mesh; the checkpoint's step).
+
+    step: of the checkpoint; None: of the newest sound one.
+    """
     source = run.settings.model
     abstract = abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
-    trained, step = checkpoint.read_params(run.workdir, abstract)
+    trained, step = checkpoint.read_params(run.workdir, abstract, step)
     return make_whole_policy(run, trained, checkpoint.path_of(run.workdir, step)), step
 
 
@@ -281,10 +301,13 @@ class Policy(NamedTuple):
     load: Callable  # () -> (parameters on the mesh, {what names the policy})
 
 
-def open_subject(config: Any, workdir: str | None, trust: bool = False) -> Policy:
+def open_subject(
+    config: Any, workdir: str | None, trust: bool = False, evaluation: Mapping | None = None, step: int | None = None
+) -> Policy:
     """Opens a Policy: the newest checkpoint in workdir or, without workdir, the model in config.model.path.
 
-    config: only without workdir, for prompts and rewards; trust: see open_recorded. Raises BadInput when not exactly
+    config: only without workdir, for prompts and rewards; trust, evaluation: see open_recorded; step: of the checkpoint
+    in the place of the newest. Raises BadInput when not exactly
     one of config and workdir is given, or for a model with random weights.
     """
     if (config is None) == (workdir is None):
@@ -294,11 +317,11 @@ def open_subject(config: Any, workdir: str | None, trust: bool = False) -> Polic
             'and --config: give one of them, the folder of a run, or the config of a model in model.path',
         )
     if workdir is not None:
-        run = open_recorded(workdir, trust)
+        run = open_recorded(workdir, trust, evaluation=evaluation)
 
         def load_run():
-            params, step = open_policy(run)
-            return params, {'workdir': workdir, 'step': step}
+            params, saved_at = open_policy(run, step)
+            return params, {'workdir': workdir, 'step': saved_at}
 
         return Policy(run, load_run)
     if config.model.random_init:
@@ -324,19 +347,28 @@ def open_report(policy: Policy, samples: int, split: str) -> tuple[dict[str, Any
     return {'model': model} | read | content | {'reward': config.reward.to_dict()}, completions
 
 
-def run(config: Any, workdir: str | None, out: str | None, samples: int, split: str, trust: bool = False) -> None:
+def run(
+    config: Any,
+    workdir: str | None,
+    out: str | None,
+    samples: int,
+    split: str,
+    trust: bool = False,
+    evaluation: Mapping | None = None,
+    step: int | None = None,
+) -> None:
     """Evaluates the run in workdir or, without workdir, the model in config.model.path. Prints the figures.
 
     Writes evaluation.json and completions.jsonl to the new folder out, or without out to workdir. samples: completions
-    a prompt, 0: as configured; split: of the data; trust: see open_recorded. Raises BadInput when out exists, and
-    without out and workdir.
+    a prompt, 0: as configured; split: of the data; trust, evaluation, step: see open_subject. Raises BadInput when out
+    exists, and without out and workdir.
     """
     folder = out or workdir
     if folder is None:
         raise BadInput('--out', NO_VALUE, 'is missing; name a new folder for the results, or a run in --workdir')
     if out and os.path.exists(out):
         raise BadInput('--out', out, 'exists; name a new folder, nothing is overwritten')
-    content, rows = open_report(open_subject(config, workdir, trust), samples, split)
+    content, rows = open_report(open_subject(config, workdir, trust, evaluation, step), samples, split)
     if not processes.is_first():
         return
     os.makedirs(folder, exist_ok=True)
@@ -349,7 +381,8 @@ def run(config: Any, workdir: str | None, out: str | None, samples: int, split: 
 def main() -> None:
     """Runs the command."""
     values = flags.FLAGS
-    run(values.config, values.workdir, values.out, values.samples, values.split, values.trust)
+    changed = cli.read_section('evaluation')
+    run(values.config, values.workdir, values.out, values.samples, values.split, values.trust, changed, values.step)
 
 
 if __name__ == '__main__':
@@ -358,4 +391,6 @@ if __name__ == '__main__':
     flags.DEFINE_string('out', None, "New folder for the results; a run's own folder without it.")
     flags.DEFINE_integer('samples', 0, 'Completions a prompt; 0: evaluation.samples of the config.', lower_bound=0)
     flags.DEFINE_enum('split', 'test', ['test', 'train'], 'Split of the data.')
+    cli.define_step()
+    cli.define_section('evaluation', Evaluation)
     cli.run(main)

@@ -16,6 +16,7 @@ import math
 import types
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from grpo_jax import coming_from
 from grpo_jax.errors import NO_VALUE, UNMADE, BadInput, Checks
 
 SMALLEST, LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)  # normal float32 numbers: a run computes with float32
@@ -196,7 +197,8 @@ def check_declared(path: str, value: Any, names: Iterable[str]) -> None:
     """Raises BadInput for a dotted key whose last part is none of the names, with the nearest of them."""
     key = path.rpartition('.')[2]
     if key not in names:
-        raise BadInput(path, NO_VALUE if _is_mapping(value) else value, f'is no key; {nearest(key, names)}')
+        hint = coming_from.explain(path, str(value)) or nearest(key, names)
+        raise BadInput(path, NO_VALUE if _is_mapping(value) else value, f'is no key; {hint}')
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -96,7 +96,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     with (
         run.rewards,  # the threads and processes that judge
         BackgroundCompiler() as compiler,  # compiles while weights are read
-        Shell(run.workdir, settings.checkpoint.keep) as shell,  # checkpoints, then files; closed whatever ends the run
+        Shell(run.workdir, settings.checkpoint.keep, settings.checkpoint.best) as shell,  # closed whatever ends the run
     ):
         # All hosts have the same step, config, data and programs, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)
@@ -116,7 +116,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)
 
         for step in loop.steps():
-            loop.evaluate_if_due(step, settings.evaluation.every, evaluator, state.params)
+            loop.evaluate_if_due(step, settings.evaluation.every, evaluator, state)
 
             with loop.stage('sample'):  # rewards are computed on the host while other rows still decode
                 state, renewed = renew_reference(state)  # at the steps that collection.reference_every names
@@ -247,9 +247,10 @@ def is_finished(config, workdir, algorithm=None) -> bool:
         return False
     same = not open_changes(config, workdir, algorithm)
     steps, evaluations = len(read_rows(paths[1])), read_rows(paths[2])
-    if steps > config.steps:
-        raise BadInput('steps', config.steps, f'{workdir} has {steps} steps already; use another --workdir')
-    return same and steps == config.steps and bool(evaluations) and evaluations[-1]['step'] == steps
+    planned = json_file.read_object(paths[0])['steps'] if config.data.epochs else config.steps
+    if steps > planned:
+        raise BadInput('steps', planned, f'{workdir} has {steps} steps already; use another --workdir')
+    return same and steps == planned and bool(evaluations) and evaluations[-1]['step'] == steps
 
 
 def main():

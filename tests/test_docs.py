@@ -31,7 +31,7 @@ DOCS = os.path.join(ROOT, 'docs')
 # presets that no paper describes: a textbook method, a trainer's defaults, and this project's own choice
 WITHOUT_PAPER = {'sft', 'reinforce', 'reinforce_moving', 'olmo3_like', 'opd_reward', 'default_rlvr'}
 EXAMPLES = [page for page in PAGES if page not in ('CHANGELOG.md', 'benchmarks/README.md')]
-PAGES_MADE = ('algorithms', 'config', 'troubleshooting')
+PAGES_MADE = ('algorithms', 'coming_from', 'config', 'troubleshooting')
 HEADING = re.compile(r'^#+ (.*)$', re.MULTILINE)
 LINK = re.compile(r'\]\(([^)\s]+)\)')
 

@@ -15,12 +15,13 @@ from grpo_jax.configs import tinystories
 from grpo_jax.errors import BadInput
 from grpo_jax.figures import Completions, compute_figures, judge, summarize, summarize_by_subject
 from grpo_jax.rewards import numeric
+from grpo_jax.run import cli
 from grpo_jax.run.open import open_config, open_split
 from grpo_jax.sampler import programs
 from grpo_jax.statistics import share_interval
 from grpo_jax.types import Example
 from grpo_jax.workers import Expired
-from tests import tiny_run
+from tests import doc_examples, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXAMPLES = [
@@ -250,6 +251,46 @@ def test_other_samples_and_another_split(workdir, tmp_path):
     assert (content['split'], content['samples']) == ('train', 2) and 'maj@2' in content['figures']
     ours, theirs = (tiny_run.rows(folder, 'completions.jsonl') for folder in (tmp_path / 'out', workdir))
     assert not {row['prompt'] for row in ours} & {row['prompt'] for row in theirs}
+
+
+def test_an_evaluation_has_a_sampling_of_its_own_which_the_recorded_config_lacks(workdir, tmp_path):
+    own = {'temperature': 0.5, 'top_p': 0.8, 'max_tokens': 3, 'samples': 2}
+    evaluate.run(None, workdir, str(tmp_path / 'out'), 0, 'test', evaluation=own)
+    content, rows = read(tmp_path / 'out'), tiny_run.rows(tmp_path / 'out', 'completions.jsonl')
+    assert {name: content['sampling'][name] for name in ('temperature', 'top_p', 'max_tokens')} | {'samples': 2} == own
+    assert max(row['length'] for row in rows) == 3 and 'pass@2' in content['figures']
+    with pytest.raises(BadInput, match=r'evaluation\.top_p = 2\.0: must be a number at least 0 and at most 1'):
+        evaluate.run(None, workdir, str(tmp_path / 'other'), 0, 'test', evaluation={'top_p': 2.0})
+
+
+def test_a_checkpoint_is_chosen_by_its_step(workdir, tmp_path):
+    with pytest.raises(BadInput, match=r'--step = 7: has no checkpoint .*choose one of \[1'):
+        evaluate.run(None, workdir, str(tmp_path / 'out'), 0, 'test', step=7)
+    evaluate.run(None, workdir, str(tmp_path / 'out'), 0, 'test', step=1)
+    assert read(tmp_path / 'out')['model']['step'] == 1
+
+
+def test_the_commands_flags_are_keys_of_the_evaluation():
+    with doc_examples.parsed('evaluate', ['--workdir=w', '--config.evaluation.top_p=0.7', '--step=3']):
+        assert (cli.read_section('evaluation'), doc_examples.flags.FLAGS.step) == ({'top_p': 0.7}, 3)
+    with doc_examples.parsed('evaluate', ['--config=arithmetic', '--config.evaluation.top_p=0.7']):
+        assert doc_examples.flags.FLAGS.config.evaluation.top_p == 0.7
+    done = command('--workdir=w', '--config.rollout.top_p=0.7')
+    assert done.returncode == 2 and 'the keys that --help lists' in done.stderr
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        ({'evaluation__temperature': 0.001}, 'at least 0.01'),
+        ({'evaluation__max_tokens': 4, 'rollout__thinking_tokens': 4}, 'rollout.thinking_tokens'),
+        ({'checkpoint__best': 'greedy', 'evaluation__every': 0}, 'evaluation.every = 0'),
+        ({'evaluation__max_tokens': 100_000}, r'data.max_prompt_tokens \+ evaluation.max_tokens'),
+    ],
+)
+def test_evaluations_that_cannot_be_are_refused(tmp_path, changes, message):
+    with pytest.raises(BadInput, match=message):
+        train.check(tiny_run.config(**changes), str(tmp_path / 'run'))
 
 
 def with_cache(opened, cache_bytes):

@@ -56,14 +56,15 @@ ALLOWED = [
         'algorithm.positive_nll_coef algorithm.distill_coef algorithm.teacher_coef algorithm.teacher_top_k '
         'algorithm.behaviour_coef algorithm.kl_cov_coef reward_model.replay '
         'reward.self_test reward.retries reward.most_missing learner.max_bad_steps log.kl_every '
-        'log.probe_every model.lora.rank mesh.data',
+        'log.probe_every model.lora.rank mesh.data data.epochs evaluation.top_p evaluation.max_tokens '
+        'evaluation.temperature',
     ),
     ('zero', 'the first', 'seed reward.options.model.device reward.options.process.device'),
     ('zero', 'to keep nothing of the past', ' '.join(f'{name}.{key}' for name in (
         'optimizer', 'critic_optimizer', 'supervised.optimizer') for key in ('b1', 'b2'))),
     ('zero', 'learns nothing: for completions of a policy as it is', ' '.join(
         f'{name}.{key}' for name in ('optimizer', 'critic_optimizer', 'supervised.optimizer')
-        for key in ('learning_rate', 'warmup', 'weight_decay'))),
+        for key in ('learning_rate', 'warmup', 'warmup_ratio', 'weight_decay'))),
     ('zero', 'an end of the range', 'algorithm.discount algorithm.baseline_decay algorithm.critic_lambda '
         'algorithm.gae_lambda '
         'algorithm.std_ddof algorithm.entropy_cut algorithm.clip_low algorithm.clip_high algorithm.icepop_low '
@@ -82,14 +83,15 @@ ALLOWED = [
         'algorithm.opsm_delta algorithm.second_moment algorithm.covariance_high data.options.steps '
         'diagnose.entropy_floor diagnose.kl_token diagnose.kl_sequence diagnose.length_growth diagnose.part_growth '
         'diagnose.displacement diagnose.sampler_gap diagnose.gradient_spike'),
-    ('text', 'any text', 'data.system reward_model.separator rollout.thinking_end log.project'),
+    ('text', 'any text', 'data.system reward_model.separator rollout.thinking_end log.project '
+        'log.run_name'),
     ('text', 'a place or a name that is looked up when its reader is chosen, or when the data are read',
         'reward.options.model.folder reward.options.process.folder data.options.folder data.options.name '
         'data.options.operations'),
     ('empty', 'none', 'data.path data.revision data.system reward.length_shaping reward.step_rewards reward.verifier '
         'rollout.cache_dtype rollout.weights_dtype rollout.thinking_end reward.options.model.folder '
         'reward.options.process.folder data.options.folder data.options.name reference.path '
-        'model.lora.path teacher.path'),
+        'model.lora.path teacher.path checkpoint.best log.run_name'),
     ('tuple', 'none', 'learner.offload rollout.stop_strings algorithm.regularizers log.trackers'),
     ('True', 'a choice of two', 'data.chat data.strict data.options.tags data.options.results model.random_init '
         'reward.options.code.all_pass model.lora.rslora '

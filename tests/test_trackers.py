@@ -122,6 +122,16 @@ def test_a_run_that_goes_on_is_the_same_run_in_each_tracker_and_repeats_no_step(
     assert json.loads((tmp_path / 'runs' / 'x' / writer.IDS_FILE).read_text()) == {'id': first}
 
 
+def test_a_run_may_have_a_name_and_stays_one_run(fakes, tmp_path):
+    subject = Subject(Tracking(writer.NAMES, 'mine', run_name='long one'), CONFIG)
+    for _ in range(2):
+        with Writer(str(tmp_path), 0, 4, 'train', (), subject):
+            pass
+    assert {begun['name'] for begun in fakes['wandb'].begun} == {'long one'}
+    (name,) = {begun['id'] for begun in fakes['wandb'].begun} | {begun['name'] for begun in fakes['trackio'].begun}
+    assert re.fullmatch('long-one-[0-9a-f]{8}', name)  # trackio tells runs apart by their names
+
+
 def test_two_runs_of_one_name_are_two_runs(fakes, tmp_path):
     for folder in ('a/runs/x', 'b/runs/x', 'c/r\u00fcns/../runs/x y'):
         (tmp_path / folder).mkdir(parents=True)

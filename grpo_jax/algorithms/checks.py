@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 import numpy as np
 
-from grpo_jax import ranges
+from grpo_jax import coming_from, ranges
 from grpo_jax.algorithms import pieces
 from grpo_jax.algorithms.group_math import GATES
 from grpo_jax.errors import BadInput
@@ -202,7 +202,7 @@ def _explain_unused(key, readers, conditions, chosen, known):
     if not uses:
         near = difflib.get_close_matches(key, known, 1)
         hint = f'did you mean {near[0]}?' if near else 'correct the name, or leave it out'
-        return f'no piece has a number of this name; {hint}'
+        return f'no piece has a number of this name; {coming_from.explain(f"algorithm.{key}") or hint}'
     choosers = readers or [chooser for chooser in chosen if chooser in conditions[key][1].split()]
     instead = [f'{chooser} {" and ".join(map(pieces.name_of, chosen[chooser])) or "()"}' for chooser in choosers]
     with_chosen = f' with {", ".join(instead)}' if instead else ''

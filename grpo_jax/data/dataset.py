@@ -34,6 +34,8 @@ class DataOptions(NamedTuple):
     revision: Annotated[str, Kind.PATH] = ''
     options: Mapping[str, Any] = MappingProxyType({})  # arguments of its examples()
     prompts_per_step: Amendable[Count] = 32  # P, prompts of a step
+    # passes over the train split, which set the steps in the place of the key steps; 0: steps does
+    epochs: Free[Annotated[float, Range(least=0, most=1e6)]] = 0.0
     # Q, columns of a prompt; longer prompts are left out
     max_prompt_tokens: Annotated[int, Range(least=2, most=2**31 - 1)] = 64
     prompt_format: Flat[PromptFormat] = PromptFormat()

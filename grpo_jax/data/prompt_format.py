@@ -1,6 +1,8 @@
 """Writes prompts for the model: the text around a prompt, and the tokenizer's chat template."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import re
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
@@ -10,6 +12,7 @@ from grpo_jax.example import Example
 from grpo_jax.workers import Died, Expired
 
 SWITCHES = 'enable_thinking', 'thinking'  # variables of published chat templates that switch thinking on or off
+SUPPLIED = 'messages', 'add_generation_prompt'  # variables that every chat template gets
 
 
 class PromptFormat(NamedTuple):
@@ -20,6 +23,8 @@ class PromptFormat(NamedTuple):
     template: str = '{prompt}'  # text around the prompt, in a chat around the last message of the user
     # on or off: a chat template's switch of thinking; auto: as it is by itself
     thinking: Annotated[str, ranges.OneOf(('auto', 'on', 'off'))] = 'auto'
+    # further variables of the chat template, by name
+    chat_template_kwargs: Mapping[str, Any] = MappingProxyType({})
 
     def check(self) -> None:
         """Raises BadInput for a template without {prompt}, and for a thinking switch without chat template."""
@@ -27,10 +32,14 @@ class PromptFormat(NamedTuple):
             raise BadInput('data.template', self.template, 'must hold {prompt}; write it where the prompt is to stand')
         if self.thinking != 'auto' and not self.chat:
             raise BadInput('data.thinking', self.thinking, 'is a switch of chat templates; set data.chat=True')
+        if self.chat_template_kwargs and not self.chat:
+            remedy = 'are variables of chat templates; set data.chat=True'
+            raise BadInput('data.chat_template_kwargs', dict(self.chat_template_kwargs), remedy)
 
-    def variables(self) -> dict[str, bool]:
-        """The variables, by name, that the chat template gets besides the messages; none where thinking is 'auto'."""
-        return {} if self.thinking == 'auto' else dict.fromkeys(SWITCHES, self.thinking == 'on')
+    def variables(self) -> dict[str, Any]:
+        """The variables, by name, that the chat template gets besides the messages."""
+        switches = {} if self.thinking == 'auto' else dict.fromkeys(SWITCHES, self.thinking == 'on')
+        return switches | dict(self.chat_template_kwargs)
 
 
 def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[Example]) -> None:
@@ -53,6 +62,10 @@ def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[
             f'the tokenizer in {tokenizer.name_or_path} has no chat template; '
             'set data.chat=False or add chat_template to its tokenizer_config.json',
         )
+    for name, value in prompt_format.chat_template_kwargs.items():
+        if name in SUPPLIED or not re.search(rf'\b{re.escape(name)}\b', tokenizer.get_chat_template()):
+            remedy = f'is no variable that the chat template of {tokenizer.name_or_path} leaves open; leave it out'
+            raise BadInput(f'data.chat_template_kwargs.{name}', value, remedy)
     plain_roles = tuple(message['role'] for message in write_messages('x', prompt_format))
     chats = (write_messages(e.prompt, prompt_format, e.messages) for e in examples if e.messages)
     roles_of_chats = (tuple(message['role'] for message in chat) for chat in chats)

@@ -3,12 +3,15 @@
 from collections.abc import Set
 from typing import Annotated, Any, NamedTuple
 
+import jax
 import optax
 
 from grpo_jax import ranges
+from grpo_jax.errors import BadInput
 from grpo_jax.models import transformer
+from grpo_jax.models.linear import SUMMED_AXES
 from grpo_jax.models.lora import OFF, LoraOptions
-from grpo_jax.ranges import Amendable, Count, Free, Natural, NoKey, OneOf, Positive, Range
+from grpo_jax.ranges import Amendable, Count, Free, Natural, NoKey, OneOf, Positive, Range, Share
 
 OFFLOADABLE = ('optimizer', 'reference')
 SCHEDULES = ('constant', 'cosine', 'linear')  # after warm-up
@@ -117,16 +120,26 @@ class Optimization(NamedTuple):
     learning_rate: Annotated[float, Range(least=0, most=10)] = 1e-6  # of AdamW, after warm-up
     schedule: Annotated[str, OneOf(SCHEDULES)] = 'constant'  # after warm-up: constant, linear or cosine to zero
     warmup: Natural = 0  # updates in which the learning rate rises to it
+    warmup_ratio: Share = 0.0  # the same as a share of all updates, where warmup is 0
     b1: Decay = 0.9  # of AdamW's mean of gradients
     b2: Decay = 0.95  # of AdamW's mean of their squares
     eps: Annotated[float, Range(above=0, most=1)] = 1e-8  # of AdamW's divisor
-    weight_decay: Annotated[float, Range(least=0, most=10)] = 0.0  # of AdamW, on every parameter
+    weight_decay: Annotated[float, Range(least=0, most=10)] = 0.0  # of AdamW, on what decays names
+    # parameters that decay: all, or matrices, which leaves out norms, biases and a value head
+    decays: Annotated[str, OneOf(('all', 'matrices'))] = 'all'
     max_grad_norm: Positive = 1.0  # longer gradients are scaled down to it
 
     @classmethod
     def from_config(cls, section, name='optimizer'):
-        """Reads the config's section `name` as an Optimization. BadInput for a missing key or a value out of range."""
-        return cls(**ranges.read_section(cls, section, name))
+        """Reads the config's section `name` as an Optimization.
+
+        Raises BadInput for a missing key, a value out of its range, and a warm-up that is given twice.
+        """
+        options = cls(**ranges.read_section(cls, section, name))
+        if options.warmup and options.warmup_ratio:
+            remedy = f'is a second warm-up beside {name}.warmup = {options.warmup}; set one of the two to 0'
+            raise BadInput(f'{name}.warmup_ratio', options.warmup_ratio, remedy)
+        return options
 
 
 class Optimizers(NamedTuple):
@@ -147,7 +160,15 @@ def build_optimizer(optimization: Optimization, updates: int) -> optax.GradientT
             b2=optimization.b2,
             eps=optimization.eps,
             weight_decay=optimization.weight_decay,
+            mask=_find_matrices if optimization.decays == 'matrices' else None,
         ),
+    )
+
+
+def _find_matrices(params):
+    """A tree of bools: which parameters are matrices, or adapters of matrices."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: any(getattr(key, 'key', None) in SUMMED_AXES for key in path), params
     )
 
 
@@ -161,7 +182,7 @@ def learning_rates(optimization: Optimization, updates: int) -> optax.Schedule:
 
     After a linear warm-up it is constant, or falls linearly or as a cosine to zero at `updates`.
     """
-    peak, warmup = optimization.learning_rate, optimization.warmup
+    peak, warmup = optimization.learning_rate, optimization.warmup or round(optimization.warmup_ratio * updates)
     rest = max(updates - warmup, 1)
     decays = {
         'constant': lambda: optax.constant_schedule(peak),

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from grpo_jax import ranges
+from grpo_jax import coming_from, ranges
 from grpo_jax.errors import BadInput
 from grpo_jax.models import transformer
 from grpo_jax.models.linear import SUMMED_AXES, Adapted, Int8, in_dtype, int8_sharding, to_float, to_int8
@@ -24,6 +24,7 @@ from grpo_jax.ranges import Range
 from grpo_jax.types import Param, map_table
 
 MATRICES = tuple(name for name in SUMMED_AXES if name not in ('embed', 'lm_head'))  # that can have an adapter
+PATTERN = "a regular expression of names, like 'w[qv]'"
 NEED_RANK = ('path', 'base_dtype')  # options that nothing reads where the rank is 0
 
 
@@ -40,7 +41,8 @@ class LoraOptions(NamedTuple):
 
     rank: Annotated[int, Range(least=0, most=4096)] = 0  # of the adapters; 0: none, all weights are trained
     alpha: Annotated[float, Range(above=0, most=1e6)] = 32.0  # an adapter's product is multiplied by alpha / rank
-    targets: ranges.Text = '.*'  # regular expression of matrices: wq, wk, wv, wo, w_gate, w_up, w_down
+    # regular expression of matrices: wq, wk, wv, wo, w_gate, w_up, w_down
+    targets: Annotated[str, ranges.Length(1), PATTERN] = '.*'
     rslora: bool = False  # multiplied by alpha / sqrt(rank) instead (arXiv 2312.03732)
     path: str = ''  # PEFT folder of adapters to begin with; '': new ones, which change nothing
     base_dtype: Literal['', 'int8'] = ''  # of the frozen matrices beside adapters: int8, or '' for model.dtype
@@ -52,6 +54,8 @@ class LoraOptions(NamedTuple):
         Raises BadInput for a missing key, a value out of its range, targets that are no regular expression or match no
         matrix, and an option of NEED_RANK where the rank is 0.
         """
+        if theirs := coming_from.explain_targets(str(section.get('targets'))):
+            raise BadInput('model.lora.targets', section['targets'], theirs)
         options = cls(**ranges.read_section(cls, section, 'model.lora'))
         try:
             named = [name for name in MATRICES if re.fullmatch(options.targets, name)]

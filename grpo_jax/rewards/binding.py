@@ -1,6 +1,6 @@
 """Calls a user's reward with the arguments that its parameters name, for one completion or for all of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import inspect
 from typing import Any
@@ -9,10 +9,16 @@ from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 
 # a function with one of these parameters takes a single completion
-SINGLE = ('completion', 'text', 'example')
+SINGLE = ('completion', 'text', 'example', 'solution_str')
 # a function with one of these parameters takes all completions at once
-PLURAL = ('completions', 'texts', 'examples', 'prompts', 'answers', 'ids')
+PLURAL = ('completions', 'texts', 'examples', 'prompts', 'answers', 'ids', 'solution_strs')
 FIELDS = ('prompt', 'answer', 'id', 'meta')  # of the example; a function of all completions gets lists of them
+# names that verl has for a parameter, of one completion and of all, where the data set has no column of that name
+ALIASES = {
+    **{'solution_str': 'completion', 'ground_truth': 'answer', 'solution_strs': 'completions'},
+    **{'ground_truths': 'answers', 'data_sources': 'data_source', 'extra_infos': 'extra_info'},
+}
+EMPTY = {'extra_info': {}}  # what verl gives where there is no such column
 USUAL = (['completion', 'example'], ['completions', 'examples'])  # by whether it takes all completions
 
 
@@ -20,10 +26,10 @@ def bind_names(function: Callable, thing: str) -> Callable:
     """Wraps a user's function to take (completion, example, **options), or (completions, examples, **options).
 
     Each positional parameter gets what it names: a name in SINGLE, PLURAL or FIELDS, `truncated` (whether the budget
-    ended before a stop token), or a column of the data set, which lies in example.meta. A parameter with a default
-    keeps the default where the data set has no such column. `**kwargs` gets the prompt, the completion, answer, id and
-    all columns that no parameter names. The result's `columns` lists the columns that the data set must have. A
-    function that takes these arguments already is returned as it is.
+    ended before a stop token), or a column of the data set, which lies in example.meta; verl's names are ALIASES. A
+    parameter with a default keeps the default where the data set has no such column. `**kwargs` gets the prompt, the
+    completion, answer, id and all columns that no parameter names. The result's `columns` lists the columns that the
+    data set must have. A function that takes these arguments already is returned as it is.
 
     Raises BadInput, which calls the function `thing`, for a function without a signature and for one whose parameters
     name both a single completion and all. The returned function raises BadInput when an example lacks a column.
@@ -46,6 +52,7 @@ def bind_names(function: Callable, thing: str) -> Callable:
     batched = bool(plural) or (bool(var_keyword) and not single)
     named_arguments = {*names, *(p.name for p in options)}
     positional = [name for name in names if name == 'truncated']  # which the run supplies as a keyword
+    result = _take_scores if {'solution_str', 'solution_strs'} & named_arguments else lambda value: value
 
     def arguments(completions: Any, examples: Any, known: dict[str, Any]):
         standard = _standard_arguments(completions, examples, batched) | known
@@ -58,7 +65,7 @@ def bind_names(function: Callable, thing: str) -> Callable:
         async def bound_coroutine(completion, example, **options):
             known = {name: options.pop(name) for name in positional}
             values, unnamed = arguments(completion, example, known)
-            return await function(*values, **unnamed, **options)
+            return result(await function(*values, **unnamed, **options))
 
         bound: Any = bound_coroutine
     else:
@@ -67,15 +74,51 @@ def bind_names(function: Callable, thing: str) -> Callable:
         def bound_function(completion, example, **options):
             known = {name: options.pop(name) for name in positional}
             values, unnamed = arguments(completion, example, known)
-            return function(*values, **unnamed, **options)
+            return result(function(*values, **unnamed, **options))
 
         bound: Any = bound_function
     kind, supplied = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     own = [*(inspect.Parameter(n, kind) for n in USUAL[batched]), *(inspect.Parameter(n, supplied) for n in positional)]
     bound.__signature__ = inspect.Signature([*own, *options])
-    known = (*SINGLE, *PLURAL, *FIELDS, *positional)
-    bound.columns = [p.name for p in named if p.default is p.empty and p.name not in known]
+    needed = [ALIASES.get(p.name, p.name) for p in named if p.default is p.empty]
+    bound.columns = [name for name in needed if name not in (*SINGLE, *PLURAL, *FIELDS, *EMPTY, *positional)]
     return bound
+
+
+def _take_scores(value):
+    """A result of verl's compute_score, which may be a dict with the score in it; of all completions, a list."""
+    if isinstance(value, (list, tuple)):
+        return [_take_scores(member) for member in value]
+    return value['score'] if isinstance(value, Mapping) and 'score' in value else value
+
+
+def with_messages(function: Callable) -> Callable:
+    """Wraps a function of (completion, example) or of all completions, so that texts are lists of messages, as in TRL.
+
+    A completion is one message of the assistant. An example's prompt is its chat, or one message of the user.
+    """
+
+    def as_messages(value):
+        if isinstance(value, str):
+            return [{'role': 'assistant', 'content': value}]
+        if isinstance(value, Example):
+            chat: Any = list(value.messages) or [{'role': 'user', 'content': value.prompt}]
+            return value._replace(prompt=chat)
+        return [as_messages(member) for member in value]
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def coroutine_of_messages(completion, example, **options):
+            return await function(as_messages(completion), as_messages(example), **options)
+
+        return coroutine_of_messages
+
+    @functools.wraps(function)
+    def function_of_messages(completion, example, **options):
+        return function(as_messages(completion), as_messages(example), **options)
+
+    return function_of_messages
 
 
 def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Example], own: bool = True):
@@ -112,9 +155,13 @@ def _standard_arguments(completions, examples, batched):
 def _argument(parameter, standard, examples, batched, thing):
     """The argument for a parameter: a standard one, a column, or its default; raises BadInput where there is none."""
     name, default = parameter.name, parameter.default
+    rows = examples if batched else [examples]
+    if name in ALIASES and not all(name in example.meta for example in rows):
+        name = ALIASES[name]
     if name in standard:
         return standard[name]
-    rows = examples if batched else [examples]
+    if name in EMPTY and default is parameter.empty:
+        default = EMPTY[name]
     if not any(name in example.meta for example in rows) and default is not parameter.empty:
         return default
     lacking = next((example for example in rows if name not in example.meta), None)

@@ -37,6 +37,8 @@ class RewardOptions(NamedTuple):
     # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)
     parts: Annotated[tuple[tuple[Text, Amount], ...], Length(1), PARTS, Kind.PARTS] = (('numeric', 1.0),)
     options: Amendable[Mapping[str, Any]] = MappingProxyType({})  # of rewards by name; configs/default.py has them
+    # what functions of yours get, as completions and prompts: texts; messages, lists of dicts with role and content
+    completions: Annotated[str, OneOf(('texts', 'messages'))] = 'texts'
     failed: Amendable[Amount] = 0.0  # reward of a part that ran out of its time or memory
     deadline: Free[Seconds] = 10.0  # seconds that a part may take on a completion in a worker process
     # threads that judge, and worker processes where a part needs them
@@ -263,6 +265,9 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     with Checks() as check:
         modules = {name: check(find, path) for name, (path, _) in weights.items()}
         given = {name for name, (path, _) in weights.items() if custom.is_file(path) or name in (functions or {})}
+        for name in given if options.completions == 'messages' else ():
+            if modules[name] is not UNMADE:
+                modules[name].reward = binding.with_messages(modules[name].reward)
         parts = {
             name: check(_make_part, name, module, weights[name][1], bind, name in given)
             for name, module in modules.items()

@@ -149,7 +149,9 @@ def naming_line(
         with contextlib.suppress(Exception):  # a user's exception may fail to say what it is
             text = ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
         line = ': '.join(filter(None, [where, name, text])) + f', in `{source[:LONGEST]}`' * bool(source)
-        raise RewardError('reward', path, f'{line}; mend the file') from error
+        is_message = isinstance(error, TypeError) and 'string indices' in text
+        remedy = "completions are texts: set reward.completions='messages'" if is_message else 'mend the file'
+        raise RewardError('reward', path, f'{line}; {remedy}') from error
 
 
 def _frame(error, file):

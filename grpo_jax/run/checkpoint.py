@@ -5,7 +5,7 @@ checkpoint is sound when they are equal. A run resumes from its newest sound che
 workdir/damaged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import copy
 import ctypes
@@ -15,6 +15,7 @@ import importlib
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -31,12 +32,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
+from grpo_jax import ranges
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import atomic_write
 from grpo_jax.models import lora
 from grpo_jax.run import digest
-from grpo_jax.run.rows import append_event
+from grpo_jax.run.rows import append_event, read_rows
 from grpo_jax.text import during
 from grpo_jax.types import Experience, Rollout, TrainState
 
@@ -70,19 +72,48 @@ class Damaged(BadInput):
         super().__init__(path, problem, f'the checkpoint is not what was saved; {remedy}')
 
 
-def manager(workdir, *, keep):
+class Best:
+    """The best evaluation of a run so far, whose checkpoint it preserves: a PreservationPolicy of Orbax."""
+
+    def __init__(self, workdir: str, figure: str):
+        """figure: that decides, the higher the better. Evaluations behind the newest checkpoint will be repeated."""
+        self.figure, self.value, self.step = figure, -math.inf, 0
+        path, newest = os.path.join(workdir, 'evaluations.jsonl'), max(steps(workdir), default=0)
+        for row in read_rows(path) if os.path.exists(path) else ():
+            if row['step'] <= newest:
+                self.add(row['step'], row)
+
+    def add(self, step: int, results: Mapping[str, Any]) -> bool:
+        """Whether the evaluation before a step is the best so far. Raises BadInput where the first lacks the figure."""
+        if step == 0 and self.figure not in results:
+            raise BadInput('checkpoint.best', self.figure, f'is no figure; {ranges.nearest(self.figure, results)}')
+        value = results.get(self.figure, -math.inf)
+        if better := value > self.value or step == self.step:  # a repeated evaluation is as good as it was
+            self.step, self.value = step, value
+        return better
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Which of Orbax's checkpoints is the best evaluation's."""
+        return [checkpoint.step == self.step for checkpoint in checkpoints]
+
+
+def manager(workdir, *, keep, best=None):
     """Orbax's CheckpointManager of workdir/checkpoints; its close() waits until all checkpoints are written.
 
-    keep: how many of the newest checkpoints stay; None keeps all. Folders that cannot be checkpoints are moved to
-    workdir/damaged; raises Damaged when no other folder is left. All processes must call this and its methods.
+    keep: how many of the newest checkpoints stay; None keeps all. best: a Best, whose checkpoint stays too. Folders
+    that cannot be checkpoints are moved to workdir/damaged; raises Damaged when no other folder is left. All processes
+    must call this and its methods.
     """
     spare_memory()
     if processes.is_first():
         _set_aside_unreadable(workdir)
     # the processes meet first: inside the manager one waits at most 30 s for another
     processes.exchange(f'the checkpoints of {workdir}', '')
+    policies = [ocp.checkpoint_managers.LatestN(keep), *([best] if best else [])]
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+        preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
+        enable_async_checkpointing=True,
+        cleanup_tmp_directories=True,
     )
     return ocp.CheckpointManager(
         os.path.abspath(os.path.join(workdir, FOLDER)), options=options, item_handlers=ocp.PyTreeCheckpointHandler()
@@ -122,13 +153,16 @@ def save(checkpoints, state):
     checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state), custom_metadata=metadata)
 
 
-def read_params(workdir: str, abstract: Any) -> tuple[Any, int]:
+def read_params(workdir: str, abstract: Any, only: int | None = None) -> tuple[Any, int]:
     """(parameters, step) of a workdir's newest sound checkpoint; the workdir is not changed.
 
-    abstract: ShapeDtypeStructs with the shardings of the result. Raises BadInput when no checkpoint is sound.
+    abstract: ShapeDtypeStructs with the shardings of the result; only: the checkpoint's step, in the place of the
+    newest. Raises BadInput when no checkpoint is sound, and for a step that has none.
     """
-    damaged = None
-    for step in steps(workdir):
+    damaged, saved = None, steps(workdir)
+    if only is not None and only not in saved:
+        raise BadInput('--step', only, f'has no checkpoint in {workdir}; choose one of {saved}')
+    for step in saved if only is None else [only]:
         try:
             return read_tree(path_of(workdir, step), {'params': abstract}, partial=True)['params'], step
         except Damaged as error:

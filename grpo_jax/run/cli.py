@@ -1,5 +1,6 @@
 """What all commands share: flags, --help, loading a config, exit messages and exit statuses."""
 
+from collections.abc import Callable
 import contextlib
 import os
 import re
@@ -7,12 +8,14 @@ import sys
 import textwrap
 import threading
 import time
+from typing import Any
 
 from absl import app, flags
 import jax
 from ml_collections import config_flags
 
-from grpo_jax.errors import INTERRUPTED, BadInput, CannotWrite, Stopped
+from grpo_jax import coming_from, ranges
+from grpo_jax.errors import INTERRUPTED, NO_VALUE, BadInput, CannotWrite, Stopped
 from grpo_jax.hosts import buckets, processes
 from grpo_jax.run import config_file, console, signals
 from grpo_jax.run.steering import Steering
@@ -67,6 +70,30 @@ def define_trust():
     flags.DEFINE_bool(
         'trust', False, "Run the Python files that the workdir's own config.json names: its rewards and data sets."
     )
+
+
+def define_step():
+    """Defines --step=N, which chooses a checkpoint of --workdir."""
+    flags.DEFINE_integer('step', None, 'Step of the checkpoint; the newest without it.', lower_bound=0)
+
+
+def define_section(name: str, declared: Callable):
+    """Defines --config.NAME.KEY for a section's numbers, which change a recorded config where --config is not given.
+
+    declared: the section's options type.
+    """
+    if any(re.match('--?config=|--?config$', text) for text in sys.argv):
+        return  # the config's own parser defines them
+    for key, parameter in ranges.keys_of(declared).items():
+        define = flags.DEFINE_integer if isinstance(parameter.default, int) else flags.DEFINE_float
+        define(f'config.{name}.{key}', None, f"{key} of the run's config.{name}, for this command.")
+
+
+def read_section(name: str) -> dict[str, Any]:
+    """{key: value} of the flags of define_section that are given."""
+    prefix = f'config.{name}.'
+    values = {flag: flags.FLAGS[flag].value for flag in flags.FLAGS if flag.startswith(prefix)}
+    return {flag.removeprefix(prefix): value for flag, value in values.items() if value is not None}
 
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:
@@ -174,10 +201,19 @@ def help_text(purpose: str) -> str:
     return '\n'.join(lines)
 
 
+def _name_flag(name, value=None):
+    """What a user who gave an unknown flag, or a word that is none, may have meant; value: its text."""
+    if name.startswith('config.'):  # without --config: else ml_collections knows the flag
+        return 'give --config; of the config in a workdir, flags change the keys that --help lists'
+    return coming_from.explain(name, value) or 'write --config.KEY=VALUE; --help lists the flags'
+
+
 def _parse(argv):
     """Parses the command line; returns its positional arguments, or exits with status 2 for a wrong flag."""
     try:
         arguments = flags.FLAGS(argv)
+        if arguments[1:] and 'config' in flags.FLAGS:
+            raise BadInput(arguments[1], NO_VALUE, f'is no flag; {_name_flag(*arguments[1].split("=", 1))}')
         config = flags.FLAGS.config if 'config' in flags.FLAGS else None
         if config is not None:
             config.lock()  # ml_collections reports a config file that failed to load only at its first use
@@ -189,6 +225,9 @@ def _parse(argv):
         return arguments
     except BadInput as error:
         text = _error_text(error)
+    except flags.UnrecognizedFlagError as error:
+        meant = _name_flag(error.flagname, str(error.flagvalue).partition('=')[2])
+        text = f'error: {console.one_line(str(error))}; {meant}'
     except Exception as error:  # absl and ml_collections raise many kinds of errors
         missing = MISSING.findall(str(error))
         message = f'{" and ".join(missing)} must be given' if missing else console.one_line(str(error))[:LONGEST]

@@ -7,6 +7,7 @@ anybody, so it is checked before it is used.
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -20,7 +21,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_dict
 
-from grpo_jax import PACKAGE, data, ranges, rewards, user_files
+from grpo_jax import PACKAGE, coming_from, data, ranges, rewards, user_files
 from grpo_jax.algorithms import file_numbers
 from grpo_jax.algorithms.algorithm import MODULES
 from grpo_jax.errors import NO_VALUE, BadInput, Checks
@@ -30,6 +31,7 @@ from grpo_jax.run import steering
 CONFIGS = os.path.join(PACKAGE, 'configs')
 OVERRIDE = re.compile(r'--?(?:no)?config\.([\w.]+)(?:=(.*))?', re.DOTALL)
 HINT = re.compile(r'Did you mean \\?"(.+?)\\?" instead of \\?"(.+?)\\?"')  # of ml_collections, about a misspelt key
+MISSING = re.compile(r'(?:\W*Key )?\W*([\w.]+)\W*(?: (?:does not exist|cannot be set) .*)?$')  # of ml_collections
 # files that are no user's
 FOREIGN = ('<', *(os.path.join(place, '') for place in (PACKAGE, *map(sysconfig.get_path, ('stdlib', 'purelib')))))
 # a value of each type
@@ -71,9 +73,9 @@ def locate(name: str) -> str:
     for path in (name, *shipped):
         if os.path.isfile(path):
             return path
-    raise BadInput(
-        '--config', name, f'no such file, and no experiment in configs/; choose one of {", ".join(experiments())}'
-    )
+    near = difflib.get_close_matches(name.lower().removesuffix('.py'), experiments(), 1)
+    hint = f'did you mean {near[0]}?' if near else f'choose one of {", ".join(experiments())}'
+    raise BadInput('--config', name, f'no such file, and no experiment in configs/; {hint}')
 
 
 def experiments() -> list[str]:
@@ -160,6 +162,11 @@ def _place_of(error, path):
 def _explain(error):
     """An exception of a config file in words. ml_collections would list all keys beside the one that is misspelt."""
     text = ' '.join(str(error).replace('\\n', ' ').split())
+    key = MISSING.match(text) if isinstance(error, (AttributeError, KeyError)) else None
+    if key and (meant := coming_from.explain(key[1])):
+        return f'names the key {key[1]}, which is not there: {meant}'
+    if isinstance(error, TypeError) and (meant := coming_from.explain_targets(text)):
+        return f"names matrices as PEFT does: {meant}, and one text names all of them, like 'w[qv]'"
     if hint := HINT.search(text):
         return f'names the key {hint[2]}, which is not there: did you mean {hint[1]}?'
     return f'fails with {type(error).__name__}: {text.partition(" Other fields present:")[0]}'
@@ -184,6 +191,9 @@ def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
         if name != default_name:
             config.data.options = {key: value for key, value in config.data.options.items() if key in declared}
         _add_overridden(config.data.options, 'data.options.', declared, overrides)
+    for key in (key for key in overrides if key.startswith('data.chat_template_kwargs.')):
+        if (name := key.rpartition('.')[2]) not in config.data.chat_template_kwargs:
+            config.data.chat_template_kwargs[name] = config_dict.placeholder(object)
     parts, text = config.reward.parts, overrides.get('reward.parts')
     if text is not None:
         try:
@@ -221,7 +231,7 @@ def _check_key(config, key, value):
             section = section[name]
         except KeyError:
             where = '.'.join(['config', *names[:i]])
-            hint = ranges.nearest(name, section.keys())
+            hint = coming_from.explain(key, value) or ranges.nearest(name, section.keys())
             raise BadInput(f'--config.{key}', value, f'{where} has no {name}; {hint}') from None
 
 

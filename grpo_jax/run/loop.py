@@ -62,12 +62,13 @@ def owns_workdir(run: Callable[P, R]) -> Callable[P, R]:
 class Shell:
     """A context around a run that opens its checkpoints and files, and closes them however the run ends."""
 
-    def __init__(self, workdir: str, keep: int):
-        """Opens the checkpoints of a workdir and keeps the newest `keep` of them."""
+    def __init__(self, workdir: str, keep: int, best: str = ''):
+        """Opens a workdir's checkpoints; keeps the newest `keep`, and the one where the figure `best` was highest."""
         self._workdir, self._stack = workdir, contextlib.ExitStack()
         self._finished: _Finished | None = None  # state after the last step
+        self._best = checkpoint.Best(workdir, best) if best else None
         with self._writing():
-            self.checkpoints = self._stack.enter_context(checkpoint.manager(workdir, keep=keep))
+            self.checkpoints = self._stack.enter_context(checkpoint.manager(workdir, keep=keep, best=self._best))
 
     def __enter__(self):
         return self
@@ -141,6 +142,17 @@ class Shell:
         """Starts to write a checkpoint. Raises CannotWrite when the disk refuses it."""
         with self._writing():
             checkpoint.save(self.checkpoints, state)
+
+    def save_if_best(self, state: TrainState, results: Mapping[str, float]) -> None:
+        """Saves a state whose evaluation, with these results, is the best so far; never the first state.
+
+        Raises BadInput when the results lack the figure that decides.
+        """
+        step = int(state.step)
+        if self._best and self._best.add(step, results) and step:
+            rows.append_event(self._workdir, step, 'best', figure=self._best.figure, value=self._best.value)
+            if self.newest != step:
+                self.save(state)
 
     def check(self) -> None:
         """Raises CannotWrite when an earlier checkpoint, which is written in the background, could not be written."""
@@ -254,11 +266,16 @@ class Loop:
         self._parts.monitors.step(step, row)
         self._parts.signals.underway = True
 
-    def evaluate_if_due(self, step: int, every: int, evaluate: Callable[[Any], Mapping[str, float]], params: Any):
-        """Evaluates the policy before step 0 and every `every` steps (0: never), and logs evaluate(params)."""
+    def evaluate_if_due(self, step: int, every: int, evaluate: Callable[[Any], Mapping[str, float]], state: TrainState):
+        """Evaluates a state's policy before step 0 and every `every` steps (0: never), and logs evaluate(params).
+
+        The state is saved where checkpoint.best asks for it.
+        """
         if step == 0 or self.is_due(step, every):
             with self.stage('evaluate'):
-                self.log_evaluation(step, evaluate(params))
+                results = evaluate(state.params)
+                self.log_evaluation(step, results)
+                self._shell.save_if_best(state, results)
 
     def log_evaluation(self, step: int, results: Mapping[str, float]):
         """Writes {figure: value} of an evaluation before step `step`, and passes it to the monitors."""

@@ -89,7 +89,9 @@ def open_training(
         run = open_run(config, workdir, algorithm, functions, steered, check)
         splits = open_splits(run, steered, check)
         tried = check(gold.try_out, run.rewards, splits.train.examples)
-    return dataclasses.replace(run, rewards=tried), splits
+        settings = check(run.settings.with_steps, check(len, splits.train.examples), run.algorithm)
+        check(refuse_fewer_steps, settings.steps, max(checkpoint.steps(run.workdir), default=0))
+    return dataclasses.replace(run, rewards=tried, settings=settings), splits
 
 
 def open_run(
@@ -124,7 +126,6 @@ def open_run(
             check(policies.check_teacher_model, settings.teacher.path, model.tokenizer, size, columns, run.mesh)
         check(settings.log.tracking.check)
         done = checkpoint.steps(run.workdir)
-        check(refuse_fewer_steps, settings.steps, max(done, default=0))
         if settings.supervised.updates and not (done or (steered.branch and not _is_begun(run.workdir))):
             check(check_sizes, SFT, run.mesh, *settings.supervised_sizes(), 'supervised.batch')
     return run
@@ -279,12 +280,15 @@ def make_mesh_check(
     return fits
 
 
-def check_context(columns: int, folder: str) -> None:
-    """Raises BadInput when `columns`, tokens of prompt and completion, exceed the context of a folder's model."""
+def check_context(columns: int, folder: str, budget: str = 'rollout.max_tokens') -> None:
+    """Raises BadInput when `columns`, tokens of prompt and completion, exceed the context of a folder's model.
+
+    budget: the key of the completion's tokens, for the message.
+    """
     most = families.context_length(folder)
     if columns > most:
         raise BadInput(
-            'data.max_prompt_tokens + rollout.max_tokens',
+            f'data.max_prompt_tokens + {budget}',
             columns,
             f"is beyond the model's context of {most} positions; lower one",
         )

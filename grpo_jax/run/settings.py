@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import json
+import math
 from typing import Annotated, Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -92,7 +93,15 @@ class Evaluation(NamedTuple):
 
     every: Natural = 0  # steps between evaluations; 0: before and after only
     prompts: Count = 256  # prompts of the test split
-    samples: Count = 8  # k of pass@k and maj@k; drawn at rollout.temperature
+    samples: Count = 8  # k of pass@k and maj@k, which are drawn
+    temperature: Annotated[float, Range(least=0, most=100)] = 0.0  # at which they are drawn; 0: rollout.temperature
+    top_p: ranges.Share = 0.0  # as rollout.top_p, for them alone; 0: rollout.top_p
+    max_tokens: Natural = 0  # budget of a completion in evaluations; 0: rollout.max_tokens
+
+    def sampling(self, rollouts: Sampling) -> Sampling:
+        """The Sampling of evaluations, given the rollouts'."""
+        own = {name: getattr(self, name) for name in ('temperature', 'top_p', 'max_tokens')}
+        return rollouts._replace(**{name: value for name, value in own.items() if value})
 
 
 class CheckpointOptions(NamedTuple):
@@ -100,6 +109,8 @@ class CheckpointOptions(NamedTuple):
 
     every: Count = 50  # steps between checkpoints; the last step is always saved
     keep: Count = 2  # checkpoints that are kept, the newest; older ones are deleted
+    # figure of the evaluations, like greedy: the checkpoint of its highest value is kept besides; '': none
+    best: str = ''
 
 
 class LogOptions(NamedTuple):
@@ -199,6 +210,7 @@ def lock(config: Any) -> Any:
     """
     config.algorithm = Options(config.algorithm)
     config.data.options = Options(config.data.options)
+    config.data.chat_template_kwargs = Options(config.data.chat_template_kwargs)
     config.reward.options = RewardSections(config.reward.options)
     return config.lock()
 
@@ -296,6 +308,17 @@ class Settings(NamedTuple):
             config.mesh.update(sizes)
         return self._replace(mesh=config.mesh, config=config)
 
+    def with_steps(self, rows: int, algorithm: Algorithm) -> 'Settings':
+        """The Settings with the steps of data.epochs passes over `rows` prompts, also in the config; as is for 0."""
+        if not self.data.epochs:
+            return self
+        reads = algorithm.source in READ_FROM_DATA
+        prompts = self.step_shapes(algorithm).prompts if reads else self.data.prompts_per_step
+        config = self.config.copy_and_resolve_references()
+        with config.unlocked():
+            config.steps = math.ceil(self.data.epochs * rows / prompts)
+        return self._replace(steps=config.steps, config=config)
+
     def supervised_sizes(self) -> tuple[Shapes, Learning]:
         """(Shapes, Learning) of a supervised update, on demonstrations."""
         plain = dict(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
@@ -363,6 +386,7 @@ class Settings(NamedTuple):
                 config=config,
             )
             check(_check_size, settings.data, sampling, group_size, settings.evaluation, settings.supervised)
+            check(_check_evaluation, settings.evaluation, settings.checkpoint, sampling)
         return settings
 
 
@@ -383,9 +407,21 @@ def _is_corrected(algorithm):
     return algorithm.correction != 'none' or algorithm.ratio_base == 'sampler'
 
 
+def _check_evaluation(evaluation, checkpoint, sampling):
+    """Raises BadInput for a temperature or budget with which evaluations cannot sample, and a best one of none."""
+    if 0 < evaluation.temperature < 0.01:
+        raise BadInput('evaluation.temperature', evaluation.temperature, 'must be 0 or at least 0.01; raise it')
+    if 0 < evaluation.max_tokens <= max(sampling.thinking_tokens, sampling.min_tokens - 1):
+        remedy = 'must exceed rollout.thinking_tokens, and not be below rollout.min_tokens; raise it'
+        raise BadInput('evaluation.max_tokens', evaluation.max_tokens, remedy)
+    if checkpoint.best and not evaluation.every:
+        remedy = 'is a figure of evaluations, and evaluation.every = 0 has none on the way; set it'
+        raise BadInput('checkpoint.best', checkpoint.best, remedy)
+
+
 def _check_size(data, sampling, group_size, evaluation, supervised):
     """Raises BadInput when a batch has MOST_CELLS tokens or more."""
-    columns = data.max_prompt_tokens + sampling.max_tokens
+    columns = data.max_prompt_tokens + max(sampling.max_tokens, evaluation.max_tokens)
     rows = {
         'data.prompts_per_step x rollout.group_size': data.prompts_per_step * group_size,
         'evaluation.samples + 1': evaluation.samples + 1,

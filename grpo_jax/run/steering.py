@@ -81,14 +81,16 @@ def value_of(tree: Any, key: str) -> Any:
 def changes(workdir: str | os.PathLike, recorded: Mapping[str, Any]) -> tuple[Change, ...]:
     """The Changes from a workdir's config.json to the config `recorded`, a dict as JSON has it; () without the file.
 
-    A mesh that `recorded` leaves open (data 0) is no change: config.json has the one that was chosen.
+    What `recorded` leaves open is no change, since config.json has what was chosen: a mesh with data 0, and the steps
+    where data.epochs sets them.
     """
     path = os.path.join(workdir, 'config.json')
     if not os.path.exists(path):
         return ()
     changed = differences(json_file.read_object(path), recorded)
-    left_open = value_of(recorded, 'mesh.data') == 0
-    return tuple(change for change in changed if not (left_open and change.key.startswith('mesh.')))
+    mesh, steps = value_of(recorded, 'mesh.data') == 0, bool(value_of(recorded, 'data.epochs'))
+    left_open = ('mesh.',) * mesh + ('steps',) * steps
+    return tuple(change for change in changed if not change.key.startswith(left_open))
 
 
 def recorded_mesh(workdir: str | os.PathLike) -> dict[str, int] | None:

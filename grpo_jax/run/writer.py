@@ -175,12 +175,13 @@ class Tracking(NamedTuple):
 
     trackers: Sequence[Annotated[str, OneOf(NAMES)]] = ()  # besides the files and TensorBoard: wandb, trackio
     project: ranges.Text = 'grpo_jax'  # of the trackers
+    run_name: str = ''  # of the run in trackers; '': the last two folders of the workdir's path
 
     @classmethod
     def from_config(cls, section):
         """Tracking of config.log. Raises BadInput for an unknown tracker."""
         values: dict[str, Any] = ranges.read_section(cls, section, 'log')
-        return cls(tuple(values['trackers']), values['project'])
+        return cls(tuple(values['trackers']), values['project'], values['run_name'])
 
     def check(self) -> None:
         """Raises BadInput for a tracker that cannot be imported."""
@@ -237,13 +238,13 @@ class Trackers:
         """Starts a tracker, or goes on with its run of this workdir."""
         module: Any = importlib.import_module(name)
         about = {'project': self._subject.tracking.project, 'config': self._subject.config, 'resume': 'allow'}
-        run_id = _run_id(self._workdir)
+        run_id = _run_id(self._workdir, self._subject.tracking.run_name)
         hook = sys.excepthook
         try:
             if name == 'wandb':
                 self._runs[name] = module.init(
                     id=run_id,
-                    name=run_id,
+                    name=self._subject.tracking.run_name or run_id,
                     dir=os.environ.get('WANDB_DIR', self._workdir),
                     allow_val_change=True,  # the config may be amended
                     reinit='create_new',  # keeps another run of a notebook open
@@ -297,13 +298,13 @@ def last_steps(workdir: str, names: Sequence[str]) -> dict[str, int]:
     return last
 
 
-def _run_id(workdir):
-    """The id of a workdir's run in trackers; makes and records a new id at the first call."""
+def _run_id(workdir, name):
+    """The id of a workdir's run in trackers, which begins with a name; makes and records it at the first call."""
     path = os.path.join(workdir, IDS_FILE)
     if os.path.exists(path):
         return json_file.read_object(path)['id']
-    place = '-'.join(os.path.abspath(workdir).split(os.sep)[-2:])
-    run_id = f'{re.sub(r"[^A-Za-z0-9_.-]", "-", place)[:80].lstrip("-")}-{uuid.uuid4().hex[:8]}'
+    name = name or '-'.join(os.path.abspath(workdir).split(os.sep)[-2:])
+    run_id = f'{re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:80].lstrip("-")}-{uuid.uuid4().hex[:8]}'
     json_file.write(path, {'id': run_id})
     return run_id
 

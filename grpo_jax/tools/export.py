@@ -35,12 +35,21 @@ MOST_ROWS = 20  # of the card's curve
 UNMENTIONED = ('checkpoint', 'diagnose', 'log', 'mesh')  # sections of a config without effect on learning
 
 
-def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: bool = False, push: str = '') -> None:
-    """Writes the newest checkpoint's policy, with a model card, as a Hugging Face folder.
+def export(
+    workdir: str,
+    out: str,
+    dtype: str,
+    trust: bool = False,
+    adapter: bool = False,
+    push: str = '',
+    step: int | None = None,
+) -> None:
+    """Writes a checkpoint's policy, with a model card, as a Hugging Face folder.
 
     out: a new folder; dtype: 'float32' or 'bfloat16'; trust: the code files that the run's config names may run;
     adapter: write the adapters alone, as a peft folder, in place of merged weights; push: ORG/NAME on the hub to upload
-    the folder to. Raises BadInput before anything is written when this cannot work, the upload included.
+    the folder to; step: of the checkpoint, in the place of the newest. Raises BadInput before anything is written when
+    this cannot work, the upload included.
     """
     if os.path.exists(out):
         raise BadInput('--out', out, 'exists, and nothing is overwritten; name a new folder')
@@ -60,7 +69,7 @@ def export(workdir: str, out: str, dtype: str, trust: bool = False, *, adapter: 
                 f'would have adapters of model.path = {model.path!r}, a folder that nobody else has; push without '
                 '--adapter, or train from a model that is on the hub',
             )
-    policy, step = evaluate.open_policy(run)
+    policy, step = evaluate.open_policy(run, step)
     policy = processes.fetch(policy)
     if not processes.is_first():
         return
@@ -230,7 +239,8 @@ def _cut_folders(value):
 def main() -> None:
     """Runs the command."""
     values = flags.FLAGS
-    export(values.workdir, values.out, values.dtype, values.trust, adapter=values.adapter, push=values.push)
+    chosen = values.adapter, values.push, values.step
+    export(values.workdir, values.out, values.dtype, values.trust, *chosen)
     print(escape(f'wrote {values.out}' + f', and uploaded it to {hub.page_url(values.push)}' * bool(values.push)))
 
 
@@ -244,5 +254,6 @@ if __name__ == '__main__':
         '',
         'ORG/NAME of a model on the Hugging Face hub, to which the folder is uploaded; a new model is private.',
     )
+    cli.define_step()
     cli.define_trust()
     cli.run(main)

@@ -69,6 +69,8 @@ def check(config: Any, iterations: int) -> None:
     """Raises BadInput for a config that cannot be iterated."""
     if iterations < 1:
         raise BadInput('--iterations', iterations, 'must be at least 1; raise it')
+    if config.data.epochs:
+        raise BadInput('data.epochs', config.data.epochs, 'an iteration is a number of steps; use 0, and set steps')
     if iterations > 1 and config.model.lora.base_dtype:
         raise BadInput(
             'model.lora.base_dtype',

@@ -125,6 +125,9 @@ def check(stages: Sequence[Stage], workdir: str) -> None:
         settings = Settings.from_config(stage.config)
         if stage.command == 'train':
             make_algorithm(stage.config)
+        if stage.command == 'train' and settings.data.epochs:
+            remedy = 'a stage is a number of steps; use 0, and set steps'
+            raise BadInput(f'data.epochs of stage {stage.name}', settings.data.epochs, remedy)
         if stage.command == 'supervised' and not settings.supervised.updates:
             raise BadInput(f'supervised.updates of stage {stage.name}', 0, 'leaves nothing to do; raise it')
         options = settings.model.lora

@@ -18,7 +18,7 @@ from grpo_jax.rewards import model as reward_models
 from grpo_jax.run.open import open_config, open_split
 from grpo_jax.tools import show
 from grpo_jax.types import Example
-from tests import tiny_run
+from tests import doc_examples, tiny_run
 
 MODEL = os.path.join(os.path.dirname(demo.__file__), 'models', 'characters')
 PLAIN = data.PromptFormat(True, '', '{prompt}')
@@ -168,6 +168,21 @@ def test_a_chat_that_the_template_refuses_is_the_fault_of_its_row(tmp_path, toke
     assert [e.id for e in load(tmp_path, tokenizer, rows).examples] == [0, 2]
     with pytest.raises(BadInput, match=r'example 1 of the train split = .*cannot write it: .*no system'):
         load(tmp_path, tokenizer, rows, strict=True)
+
+
+def test_variables_of_the_chat_template_are_given_and_must_be_its_own(tmp_path, tokenizer):
+    tokenizer.chat_template = '{{ date }}{% for m in messages %}{{ m.content }}{% endfor %}'
+    kwargs = {'date': '1+'}
+    loaded = load(tmp_path, tokenizer, [{'prompt': '1='}], chat_template_kwargs=kwargs)
+    assert tokenizer.decode(loaded.tokens[0]) == '1+1='
+    for name in ('datum', 'messages', 'add_generation_prompt'):
+        with pytest.raises(BadInput, match=rf'data\.chat_template_kwargs\.{name} = .*is no variable'):
+            load(tmp_path, tokenizer, [{'prompt': '1='}], chat_template_kwargs={name: 'x'})
+    flag = '--config.data.chat_template_kwargs.enable_thinking=False'
+    with doc_examples.parsed('train', ['--config=gsm8k', '--workdir=w', flag]):
+        assert doc_examples.flags.FLAGS.config.data.chat_template_kwargs.to_dict() == {'enable_thinking': False}
+    with pytest.raises(BadInput, match=r'chat_template_kwargs = .*set data\.chat=True'):
+        load(tmp_path, tokenizer, [{'prompt': '1='}], chat=False, chat_template_kwargs=kwargs)
 
 
 # answers

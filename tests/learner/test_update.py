@@ -320,6 +320,33 @@ def test_first_update_is_adamw_by_hand():
     np.testing.assert_allclose(changes, [-0.2], rtol=1e-5)
 
 
+def test_a_warmup_may_be_a_share_of_all_updates():
+    for warmup, ratio in [(4, 0.4), (3, 0.29), (0, 0.04)]:
+        by_share = learning_rates(optimization(schedule='cosine', warmup_ratio=ratio), 10)
+        by_number = learning_rates(optimization(schedule='cosine', warmup=warmup), 10)
+        assert [float(by_share(i)) for i in range(11)] == [float(by_number(i)) for i in range(11)]
+    with pytest.raises(BadInput, match=r'optimizer\.warmup_ratio = 0\.1: is a second warm-up'):
+        optimization(warmup=3, warmup_ratio=0.1)
+
+
+@pytest.mark.parametrize('decays, norms', [('all', 0.0), ('matrices', 1.0)])
+def test_weight_decay_may_leave_out_norms_and_biases(tiny, decays, norms):
+    # without gradients, a parameter that decays is multiplied by 1 - learning_rate * weight_decay = 0
+    optimizer = build_optimizer(optimization(learning_rate=1.0, weight_decay=1.0, decays=decays), 10)
+    body = {
+        'wq': jnp.ones((2, 3)),
+        'wo': {'a': jnp.ones(3), 'b': jnp.ones(3)},
+        'bq': jnp.ones(3),
+        'q_norm': jnp.ones(3),
+    }
+    params = {'embed': jnp.ones(3), 'layers': body, 'final_norm': jnp.ones(3), 'value_head': jnp.ones(3)}
+    changes, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    new = optax.apply_updates(params, changes)
+    left = {'bq': norms, 'q_norm': norms, 'final_norm': norms, 'value_head': norms}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(new):
+        assert float(leaf.ravel()[0]) == next((left[key.key] for key in path if key.key in left), 0.0), path
+
+
 def test_learning_rate_follows_the_schedule_by_update():
     optimizer = build_optimizer(optimization(learning_rate=1.0, warmup=4, eps=1e-12), 10)
     params = jnp.array([0.0])
