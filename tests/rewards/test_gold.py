@@ -134,12 +134,25 @@ def test_a_verifier_that_fails_is_a_misjudgement():
         check(0.5, ['1'], nested)
 
 
-def test_gold_answers_are_also_asked_as_models_give_them(capsys):
+def check_math(*answers):
     section = default.get_config().reward
     section.update({'parts': [('math', 1.0)], 'verifier': 'math', 'self_test': 1.0})
     with rewards.build(rewards.RewardOptions.from_config(section), 64) as reward_functions:
-        gold.check(reward_functions, examples('18', '30个', 'B) 12', 'proof', 'It is 5. Or, if x is odd, not 5.'))
-    assert '2 of 5 answers are misjudged by math' in capsys.readouterr().out
+        gold.check(reward_functions, examples(*answers))
+
+
+def test_a_gold_answer_that_nobody_can_meet_is_counted(capsys):
+    check_math('18', '30个', 'B) 12', 'proof')
+    assert '1 of 4 answers are misjudged by math' in capsys.readouterr().out
+
+
+def test_gold_answers_are_also_asked_as_models_give_them(capsys, monkeypatch):
+    def bare_text(completion, example, *, pool):
+        return float(completion == example.answer)
+
+    monkeypatch.setattr('grpo_jax.rewards.math.reward', bare_text)
+    check_math('18')
+    assert '1 of 1 answers are misjudged by math' in capsys.readouterr().out
 
 
 def test_a_run_on_bad_gold_stops_before_anything_is_written(tmp_path, monkeypatch):
