@@ -11,6 +11,7 @@ from grpo_jax.data.dataset import (
     Dataset,
     Splits,
     check_shared,
+    check_train,
     examples,
     load,
     locate,
@@ -19,6 +20,7 @@ from grpo_jax.data.dataset import (
     prompts,
     spread,
 )
+from grpo_jax.data.files import MissingSplit
 from grpo_jax.data.order import indices, revisit, walk
 from grpo_jax.data.origin import Origin
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
@@ -26,10 +28,12 @@ from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
 __all__ = [
     'DataOptions',
     'Dataset',
+    'MissingSplit',
     'Origin',
     'PromptFormat',
     'Splits',
     'check_shared',
+    'check_train',
     'encode_prompt',
     'examples',
     'indices',

@@ -161,10 +161,10 @@ def test_a_template_that_drops_the_system_message_or_the_history_is_refused_wher
 
 def test_a_chat_that_the_template_refuses_is_the_fault_of_its_row(tmp_path, tokenizer):
     tokenizer.chat_template = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{% if messages[1] %}{{ raise_exception('one message') }}{% endif %}"
         '{% for m in messages %}{{ m.content }}{% endfor %}'
     )
-    rows = [{'prompt': 'x'}, {'prompt': [SYSTEM, LAST]}, {'prompt': 'y'}]
+    rows = [{'prompt': 'x'}, {'prompt': [USER, BOT, LAST]}, {'prompt': 'y'}]
     assert [e.id for e in load(tmp_path, tokenizer, rows).examples] == [0, 2]
     with pytest.raises(BadInput, match=r'example 1 of the train split = .*cannot write it: .*no system'):
         load(tmp_path, tokenizer, rows, strict=True)
