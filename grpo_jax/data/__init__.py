@@ -10,8 +10,8 @@ from grpo_jax.data.dataset import (
     DataOptions,
     Dataset,
     Splits,
+    check_count,
     check_shared,
-    check_train,
     examples,
     load,
     locate,
@@ -19,6 +19,7 @@ from grpo_jax.data.dataset import (
     pick,
     prompts,
     spread,
+    warn_of_prompts,
 )
 from grpo_jax.data.files import MissingSplit
 from grpo_jax.data.order import indices, revisit, walk
@@ -32,8 +33,8 @@ __all__ = [
     'Origin',
     'PromptFormat',
     'Splits',
+    'check_count',
     'check_shared',
-    'check_train',
     'encode_prompt',
     'examples',
     'indices',
@@ -45,4 +46,5 @@ __all__ = [
     'revisit',
     'spread',
     'walk',
+    'warn_of_prompts',
 ]

@@ -121,8 +121,8 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
         for row in examples(options.name, options.options, named)
     ]
     if not rows:
-        thing = f'data.{split}_split', named
-        raise MissingSplit(*thing, f'{options.options} give no example; name another split, or change these options')
+        remedy = f'gives no example of the {split} split ({named}); name another split, or change these options'
+        raise MissingSplit('data.options', options.options, remedy)
     rows = fill_columns(options.written, rows)
     _check_examples(options.name, [row for row in rows if not isinstance(row, BadInput)])
     check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
@@ -198,15 +198,16 @@ def _encode(tokenizer, rows, prompt_format, split):
     return encoded
 
 
-def check_train(train: Dataset, options: DataOptions) -> None:
-    """Warns of equal prompts, of prompts that end with the assistant's words, and of prompts with their gold answers.
+def check_count(train: Dataset, prompts_per_step: int) -> None:
+    """Raises BadInput where a step has more prompts than there are: it would draw some twice, with equal noise."""
+    if prompts_per_step > len(train.examples):
+        remedy = f'is more than the {len(train.examples)} prompts of the train split; lower it, or bring more'
+        raise BadInput('data.prompts_per_step', prompts_per_step, remedy)
 
-    Raises BadInput where a step has more prompts than there are, since it would draw some twice, with equal noise.
-    """
+
+def warn_of_prompts(train: Dataset) -> None:
+    """Warns of equal prompts, of prompts that end with the assistant's words, and of prompts with gold answers."""
     count, examples = len(train.examples), train.examples
-    if options.prompts_per_step > count:
-        remedy = f'is more than the {count} prompts of the train split; lower it, or bring more'
-        raise BadInput('data.prompts_per_step', options.prompts_per_step, remedy)
     first: dict[tuple, int] = {}
     equal = [(k, i) for i, ids in enumerate(train.tokens) if (k := first.setdefault(tuple(ids), i)) < i]
     if equal:

@@ -151,7 +151,7 @@ def _paths(folder, split, prefix, one_split, subset):
     if os.path.isfile(folder):
         if one_split or split in ('train', os.path.basename(folder)):
             return [folder]
-        remedy = f'is one file, which is the split train and not {split}; name a folder, or write {{split}} in the name'
+        remedy = f'is one file for all splits, which is read as train, not {split}; name a folder, or write {{split}}'
         raise MissingSplit('data.options.folder', folder, remedy)
     if paths := _paths_in_card(folder, split, subset):
         return paths

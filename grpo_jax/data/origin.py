@@ -52,8 +52,8 @@ def choose_folder(
             'data.revision', revision, 'needs a data set; name one in data.path, or leave data.revision empty'
         )
     if path and not re.fullmatch(r'[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?', path):
-        what = 'lies here: name it in data.options.folder' if os.path.exists(path) else 'is no id of a data set'
-        raise BadInput('data.path', path, f'{what}; an id on the hub is like openai/gsm8k, or openai/gsm8k:main')
+        remedy = 'is no id of a data set on the hub; use one like openai/gsm8k or openai/gsm8k:main'
+        raise BadInput('data.path', path, f'{remedy}, and data.options.folder for files that lie here')
     repository, _, subset = path.partition(':')
     if subset:
         if 'subset' not in inspect.signature(module.examples).parameters or options.get('subset', '') not in (

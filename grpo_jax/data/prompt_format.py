@@ -14,7 +14,9 @@ from grpo_jax.workers import Died, Expired
 
 logger = logging.getLogger('grpo_jax')
 SWITCHES = 'enable_thinking', 'thinking'  # variables of published chat templates that switch thinking on or off
-COLUMN = re.compile(r'(\\[A-Za-z]+\{[^{}]*\})|\{([\w.-]+)\}')  # in a template: a command of LaTeX, or a column's path
+COLUMN = re.compile(
+    r'(\\[A-Za-z]+\{[^{}]*\})|\{([A-Za-z_][\w.-]*)\}'
+)  # in a template: a command of LaTeX, or a column's path
 
 
 class PromptFormat(NamedTuple):

@@ -135,7 +135,7 @@ def read_answer(row: Mapping, field: str, where: str) -> str:
         return text_field({field: value[0]}, field, where)
     if value and isinstance(value, (list, dict)):
         inside = f'{field}.{0 if isinstance(value, list) else next(iter(value))}'
-        remedy = f'field {field!r} has {len(value)} values; name one in data.options.answer_field, like {inside}'
+        remedy = f'field {field!r} must be text or a number, and has {len(value)} values; name one, like {inside}'
         raise BadInput(where, shorten(value), remedy)
     return text_field(row, field, where)
 

@@ -310,14 +310,15 @@ def _make_part(name, module, weight, bind, own):
     asynchronous, batched = inspect.iscoroutinefunction(function), 'completions' in parameters
     if asynchronous and batched:
         raise BadInput('reward.parts', name, 'is async and takes all completions; choose one of the two')
-    columns = getattr(function.func, 'columns', ())
+    columns = getattr(function.func, 'columns', getattr(module, 'COLUMNS', ()))
     return Part(function, weight, asynchronous, batched, own, reads_correct='correct' in parameters, columns=columns)
 
 
 def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
     """Raises BadInput where an example lacks a column that a user's reward needs.
 
-    Also where reward.by_source names a source from which no example comes.
+    Also where no example has those that a reward of this package needs, and where reward.by_source names a source from
+    which no example comes.
     """
     present = {str(example.meta.get('source')) for example in examples}
     for source in reward_functions.by_source:
@@ -325,7 +326,13 @@ def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Examp
             raise BadInput('reward.by_source', source, f'is no source of the data; choose one of {sorted(present)}')
     for functions, indices in reward_functions.divide(examples):
         for name, part in functions.parts.items():
-            binding.check_supplied(name, part.columns, [examples[i] for i in indices])
+            judged = [examples[i] for i in indices]
+            if part.own:
+                binding.check_supplied(name, part.columns, judged)
+            elif not any({*part.columns} <= {*example.meta} for example in judged):
+                columns = ', '.join(sorted({str(column) for example in judged[:100] for column in example.meta}))
+                remedy = f'reads {" and ".join(part.columns)}, and the data have only {columns or "no columns"}'
+                raise BadInput('reward.parts', name, f'{remedy}; name them in data.options.columns, or choose another')
 
 
 def options_of(path: str) -> dict[str, inspect.Parameter]:

@@ -7,15 +7,21 @@ from grpo_jax.example import Example
 from grpo_jax.ranges import Range
 from grpo_jax.rewards import calculator
 
+COLUMNS = ('numbers', 'target')  # that some example must have
+READS_ANSWERS = False  # the gold answer, an expression, serves the self-test alone
 ALPHABET = re.compile(r'[-+*/() 0-9]+')
 
 
-def reward(completion: str, example: Example, *, partial: Annotated[float, Range(least=-1, most=1)]) -> float:
+def reward(completion: str, example: Example, *, partial: Annotated[float, Range(least=-1, most=1)]) -> float | None:
     """1.0 for a right expression, `partial` for a wrong one (0.1 in TinyZero), 0.0 for a text without an expression.
+
+    None where the example has no numbers or no target.
 
     A right expression uses each number in example.meta['numbers'] once and equals meta['target'] exactly. Negation is
     allowed; it makes no problem easier, since expressions without it reach the same values up to sign.
     """
+    if not {*COLUMNS} <= {*example.meta}:
+        return None
     expression, value = calculator.read_answer(completion, ALPHABET)
     if value is None:
         return 0.0
@@ -28,3 +34,8 @@ def extract(completion: str) -> str | None:
     """The expression in the last <answer>...</answer>, else in the whole text, without spaces; None without one."""
     expression, value = calculator.read_answer(completion, ALPHABET)
     return None if value is None else expression.replace(' ', '')
+
+
+def gold(example: Example) -> tuple[str, str]:
+    """(a right expression, a wrong one), for the self-test before a run."""
+    return example.answer, f'{example.answer}+1'

@@ -88,6 +88,7 @@ def open_training(
     with Checks(outer) as check:
         run = open_run(config, workdir, algorithm, functions, steered, check)
         splits = open_splits(run, steered, check)
+        check(data.check_count, splits.train, check(lambda: run.settings.data.prompts_per_step))
         tried = check(gold.try_out, run.rewards, splits.train.examples)
     return dataclasses.replace(run, rewards=tried), splits
 
@@ -521,7 +522,7 @@ def open_splits(run: Run, steered: Steering | None = None, outer: Checks | None 
         train = check(open_train_split, readable, steered)
         splits = data.Splits(train, check(open_split, readable, 'test', train))
         check(data.check_shared, splits.train, splits.test)
-        check(data.check_train, train, run.settings.data)
+        check(data.warn_of_prompts, train)
     return splits
 
 

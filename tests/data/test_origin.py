@@ -182,7 +182,7 @@ def test_a_folder_that_is_not_there_is_refused_without_an_id(hub_cache):
         ('gsm8k', 'openai/gsm8k', {}, {}, 'validation', ['holds no gsm8k_validation.jsonl', 'fetch all of it again']),
         ('code', 'openai/openai_humaneval', {'name': 'mbpp'}, {}, 'train', ['holds no mbpp.jsonl', 'openai_humaneval']),
         ('math', 'HuggingFaceH4/MATH-500', {}, {}, 'train', ['holds no math_train.jsonl']),
-        ('files', 'openai/gsm8k', {'prompt_field': 'a', 'answer_field': 'b'}, {}, 'train', ['main, socratic']),
+        ('files', 'openai/gsm8k', {'subset': 'all'}, {}, 'train', ['main, socratic']),
         (
             *('gsm8k', 'openai/gsm8k', {}, {'main/train-00000-of-00001.parquet': b'PAR1 cut'}, 'train'),
             ['main/train-00000-of-00001.parquet', 'is damaged at row 0', 'fetch it again'],
@@ -283,7 +283,7 @@ def test_a_data_set_is_fetched_once_and_then_read_without_network(online, hub_ca
     assert capfd.readouterr().err == f'data set gsm8k: commit {OLD} of openai/gsm8k\n'
     assert located.origins[0].commit == OLD and [e.prompt for e in read(located)] == ['48/2?', '1,000+1?']
     snapshot = hub_cache / 'datasets--openai--gsm8k' / 'snapshots' / OLD
-    assert sorted(path.name for path in snapshot.iterdir()) == ['main', 'socratic']  # no README.md
+    assert sorted(path.name for path in snapshot.iterdir()) == ['README.md', 'main', 'socratic']
     online.asked.clear()
     assert data.locate(options('gsm8k', 'openai/gsm8k', OLD)).options == located.options
     assert online.asked == []
@@ -319,7 +319,7 @@ def test_what_wants_a_token_is_refused_with_where_to_set_it(online, monkeypatch,
 
 
 def test_a_repository_without_data_files_is_refused(online, monkeypatch):
-    monkeypatch.setattr(FakeHub, 'commits', {OLD: {'README.md': b'#', 'train.csv': b'q,a'}})
+    monkeypatch.setattr(FakeHub, 'commits', {OLD: {'README.md': b'#', 'train.txt': b'q,a'}})
     with pytest.raises(BadInput, match=r'has none of \*.parquet, .* try data.revision=refs/convert/parquet'):
         data.locate(options('gsm8k', 'openai/gsm8k'))
 
