@@ -74,9 +74,9 @@ def examples(
     """
 
     def example(row, i, where):
-        if 'entry_point' in row:
+        if 'entry_point' in row or name == 'humaneval':
             return _humaneval_example(row, i, where)
-        if 'test_list' in row:
+        if 'test_list' in row or name:
             return _mbpp_example(row, i, where)
         return _cases_example(row, i, where, (prompt_field, tests_field, solution_field))
 

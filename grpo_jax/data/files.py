@@ -78,7 +78,12 @@ def examples(
             unanswered.example = Example(prompt, '', index, meta, messages)
             raise unanswered from None
 
-    return [row for row in convert_rows(example, rows(folder, split, subset=subset)) if row is not None]
+    read = [row for row in convert_rows(example, rows(folder, split, subset=subset)) if row is not None]
+    for name, path in columns.items():
+        metas = [getattr(row, 'example', row).meta for row in read if isinstance(row, (Example, Unanswered))]
+        if metas and all(meta[name] is None for meta in metas):
+            raise BadInput(f'data.options.columns.{name}', path, f'is in no row; name one of {", ".join(metas[0])}')
+    return read
 
 
 def _matches(row, column, values):

@@ -20,7 +20,7 @@ def reward(completion: str, example: Example, *, partial: Annotated[float, Range
     A right expression uses each number in example.meta['numbers'] once and equals meta['target'] exactly. Negation is
     allowed; it makes no problem easier, since expressions without it reach the same values up to sign.
     """
-    if not {*COLUMNS} <= {*example.meta}:
+    if None in map(example.meta.get, COLUMNS):
         return None
     expression, value = calculator.read_answer(completion, ALPHABET)
     if value is None:
