@@ -207,32 +207,31 @@ def check_count(train: Dataset, prompts_per_step: int) -> None:
 
 def warn_of_prompts(train: Dataset) -> None:
     """Warns of equal prompts, of prompts that end with the assistant's words, and of prompts with gold answers."""
-    count, examples = len(train.examples), train.examples
+    examples, count = train.examples, len(train.examples)
+    of = f'of {count} prompts of the train split'
     first: dict[tuple, int] = {}
     equal = [(k, i) for i, ids in enumerate(train.tokens) if (k := first.setdefault(tuple(ids), i)) < i]
     if equal:
-        logger.warning(
-            '%d of %d prompts of the train split repeat another one, like examples %d and %d',
-            len(equal), count, *(examples[i].id for i in equal[0]),
-        )  # fmt: skip
+        which = [examples[i].id for i in equal[0]]
+        logger.warning('%d %s repeat another one, like examples %d and %d', len(equal), of, *which)
     begun = [e.id for e in examples if e.messages and e.messages[-1]['role'] == 'assistant']
     if begun:
-        logger.warning(
-            "%d of %d prompts of the train split end with the assistant's words, like example %d: completions continue "
-            'them; to imitate these words, set data.options.columns.demonstration to the field of the chat',
-            len(begun), count, begun[0],
-        )  # fmt: skip
+        remedy = 'to imitate these words, set data.options.columns.demonstration to the field of the chat'
+        ends = "end with the assistant's words, which completions continue"
+        logger.warning('%d %s %s, like example %d; %s', len(begun), of, ends, begun[0], remedy)
     chosen = [examples[i] for i in spread(count, MOST_READ)]
     texts = [' '.join([e.prompt, *(m['content'] for m in e.messages)]) for e in chosen]
-    golds = [re.compile(rf'(?<!\w){re.escape(e.answer.strip())}(?!\w)') if e.answer.strip() else None for e in chosen]
-    own = [bool(gold and gold.search(text)) for gold, text in zip(golds, texts, strict=True)]
-    others = [bool(gold and gold.search(text)) for gold, text in zip(golds, texts[1:] + texts[:1], strict=True)]
-    if sum(own) > max(len(own) / 2, 2 * sum(others)):  # a number stands in other prompts too, by chance
-        logger.warning(
-            'the gold answer stands in %d of %d prompts of the train split, like %.40r in example %d; where it is no '
-            'choice among several, take it out',
-            sum(own), len(own), *next((e.answer, e.id) for e, inside in zip(chosen, own, strict=True) if inside),
-        )  # fmt: skip
+    golds = [re.escape(e.answer.strip()) for e in chosen]
+    # a number stands in prompts by chance; so in the next prompt, too
+    own, others = (
+        [bool(gold and re.search(rf'(?<!\w){gold}(?!\w)', text)) for gold, text in zip(golds, some, strict=True)]
+        for some in (texts, texts[1:] + texts[:1])
+    )
+    if sum(own) > max(len(own) / 2, 2 * sum(others)):
+        example = chosen[own.index(True)]
+        remedy = 'where it is no choice among several, take it out'
+        where = f'like {example.answer[:40]!r} in example {example.id}'
+        logger.warning('the gold answer stands in %d of %d prompts, %s; %s', sum(own), len(own), where, remedy)
 
 
 def check_shared(train: Dataset, test: Dataset) -> None:

@@ -12,13 +12,11 @@ from grpo_jax.data.records import (
     Unanswered,
     chat_prompt,
     convert_rows,
-    get_chat,
     get_field,
     read_answer,
-    read_messages,
+    read_completion,
     read_prompt,
     shorten,
-    text_field,
 )
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
@@ -66,7 +64,7 @@ def examples(
             return None
         prompt, messages = read_prompt(row, prompt_field, where) if prompt_field else ('', ())
         if path := columns.get('demonstration', ''):
-            meta['demonstration'], before = _read_demonstration(row, path, where)
+            before, meta['demonstration'] = read_completion(row, path, where)
             if path == prompt_field and before:
                 prompt, messages = chat_prompt(before, path, where)
         try:
@@ -92,16 +90,6 @@ def _matches(row, column, values):
     return str(row.get(column)) in map(str, values)
 
 
-def _read_demonstration(row, path, where):
-    """(the text at a path, the messages before it): of a chat the last message, which must be the assistant's."""
-    if not isinstance(get_chat(row, path), list):
-        return text_field(row, path, where), ()
-    messages = read_messages(row, path, where)
-    if not messages or messages[-1]['role'] != 'assistant':
-        raise BadInput(where, shorten(messages), f"field {path!r} must end with the assistant's words; mend the row")
-    return messages[-1]['content'], messages[:-1]
-
-
 def open_subset(folder: str, subset: str) -> str:
     """The subfolder of a subset; raises BadInput where there is none.
 
@@ -121,8 +109,7 @@ def open_subset(folder: str, subset: str) -> str:
 def rows(folder: str, split: str, prefix: str = '', subset: str = '') -> Iterator[tuple[str, Any]]:
     """Yields (where, row) for each row of a split, as grpo_jax.data.records says.
 
-    {split} in `folder` stands for the split's name. subset: a configuration of the hub; its files, or a subfolder, hold
-    - what the hub's README.md lists for the split
+    {split} in `folder` stands for the split's name. subset: a configuration of the hub, which is a subfolder. It has
     - <prefix><split>.jsonl, .json, .csv, .parquet or .arrow, or the same without the prefix, in it or in data/
     - shards like <split>-00000-of-00002.parquet, in it or in data/
     - a folder <split> of such files
@@ -158,8 +145,6 @@ def _paths(folder, split, prefix, one_split, subset):
             return [folder]
         remedy = f'is one file for all splits, which is read as train, not {split}; name a folder, or write {{split}}'
         raise MissingSplit('data.options.folder', folder, remedy)
-    if paths := _paths_in_card(folder, split, subset):
-        return paths
     folder = open_subset(folder, subset)
     for saved in (os.path.join(folder, split), folder):
         if os.path.isfile(os.path.join(saved, 'state.json')):
@@ -183,31 +168,6 @@ def _paths(folder, split, prefix, one_split, subset):
         f' (it has {_contents(folder)}); set data.options.folder or GRPO_JAX_DATA, name another split or file in '
         'data.train_split or data.test_split, or fetch all of it again',
     )
-
-
-def _paths_in_card(folder, split, subset):
-    """The paths that the README.md of a data set of the hub lists for a split of a subset, in order; [] without any."""
-    card = os.path.join(folder, 'README.md')
-    if not os.path.isfile(card):
-        return []
-    import huggingface_hub  # takes a quarter of a second, which other folders do not need
-
-    try:
-        listed = (huggingface_hub.metadata_load(card) or {}).get('configs')
-        configs = {config['config_name']: config for config in listed or ()}
-        names = [subset] if subset else ['default', 'main', *configs][: None if len(configs) == 1 else 2]
-        config = next(configs[name] for name in names if name in configs)
-        entries = config['data_files'] if isinstance(config['data_files'], list) else [config['data_files']]
-        patterns = []
-        for entry in entries:  # a path alone is the split train
-            entry = entry if isinstance(entry, dict) else {'split': 'train', 'path': entry}
-            if entry['split'] == split:
-                patterns += entry['path'] if isinstance(entry['path'], list) else [entry['path']]
-        inside = os.path.join(glob.escape(folder), config.get('data_dir', ''))
-        paths = {path for p in patterns for path in glob.glob(os.path.join(inside, p), recursive=True)}
-    except Exception:  # a page without such metadata, or with broken ones
-        return []
-    return sorted(path for path in paths if os.path.splitext(path)[1] in READERS)
 
 
 def _paths_by_word(folder, split):

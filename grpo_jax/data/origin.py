@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import buckets, hub
 
-# files of a data set, in any folder of its repository, and the page that may say which of them are which split
-PATTERNS = ('*.parquet', '*.jsonl', '*.json', '*.arrow', '*.csv', '*.tsv', 'README.md')
+# files of a data set, in any folder of its repository
+PATTERNS = ('*.parquet', '*.jsonl', '*.json', '*.arrow', '*.csv', '*.tsv')
 # names that a data set's folder holds, in the forms that files.rows reads
 FORMS = ('features.json', 'state.json', 'dataset_dict.json') + tuple(
     f'{folder}{split}*' for folder in ('', '*/') for split in ('train', 'test', 'validation')
 )
-TABLES = '*.parquet', '*.jsonl', '*.csv', '*.tsv', '*.arrow', 'data/*.parquet'  # of a data set without a prefix
+TABLES = (*PATTERNS[:2], *PATTERNS[3:], 'data/*.parquet')  # that a data set without a prefix may have
 
 
 class Origin(NamedTuple):

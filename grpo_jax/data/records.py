@@ -19,7 +19,6 @@ from grpo_jax.example import Example
 logger = logging.getLogger('grpo_jax')
 MOST_MALFORMED = 0.5  # share of rows; above it, the file is taken for something else
 ROLES = 'system', 'developer', 'user', 'assistant', 'tool'  # of a chat's messages
-SPEAKERS = {'human': 'user', 'gpt': 'assistant', 'system': 'system'}  # of messages with `from` and `value` -> roles
 
 
 class Unanswered(BadInput):
@@ -188,13 +187,6 @@ def chat_prompt(messages: tuple[dict[str, Any], ...], field: str, where: str) ->
 def read_messages(row: Mapping, field: str, where: str) -> tuple[dict[str, Any], ...]:
     """The messages of the chat in a field, each content as one text; raises BadInput for anything but that."""
     messages = get_chat(row, field)
-    if isinstance(messages, list):
-        messages = [
-            {'role': SPEAKERS.get(m['from'], m['from']), 'content': m['value']}
-            if isinstance(m, dict) and 'role' not in m and {'from', 'value'} <= {*m}
-            else m
-            for m in messages
-        ]
     if not isinstance(messages, list) or not all(isinstance(m, dict) and m.get('role') in ROLES for m in messages):
         raise BadInput(
             where,
@@ -207,6 +199,16 @@ def read_messages(row: Mapping, field: str, where: str) -> tuple[dict[str, Any],
         {key: value for key, value in message.items() if value is not None} | {'content': _content(message, where)}
         for message in messages
     )
+
+
+def read_completion(row: Mapping, field: str, where: str) -> tuple[tuple[dict[str, Any], ...], str]:
+    """(the messages before a completion, its text); messages are () for a text. Raises BadInput for anything else."""
+    if not isinstance(get_chat(row, field), list):
+        return (), text_field(row, field, where)
+    messages = read_messages(row, field, where)
+    if not messages or messages[-1]['role'] != 'assistant':
+        raise BadInput(where, shorten(messages), f"field {field!r} must end with the assistant's words; mend the row")
+    return messages[:-1], text_field(messages[-1], 'content', where)
 
 
 def _content(message, where):

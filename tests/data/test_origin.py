@@ -283,7 +283,7 @@ def test_a_data_set_is_fetched_once_and_then_read_without_network(online, hub_ca
     assert capfd.readouterr().err == f'data set gsm8k: commit {OLD} of openai/gsm8k\n'
     assert located.origins[0].commit == OLD and [e.prompt for e in read(located)] == ['48/2?', '1,000+1?']
     snapshot = hub_cache / 'datasets--openai--gsm8k' / 'snapshots' / OLD
-    assert sorted(path.name for path in snapshot.iterdir()) == ['README.md', 'main', 'socratic']
+    assert sorted(path.name for path in snapshot.iterdir()) == ['main', 'socratic']  # no README.md
     online.asked.clear()
     assert data.locate(options('gsm8k', 'openai/gsm8k', OLD)).options == located.options
     assert online.asked == []
