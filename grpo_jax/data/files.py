@@ -78,7 +78,8 @@ def examples(
 
     read = [row for row in convert_rows(example, rows(folder, split, subset=subset)) if row is not None]
     for name, path in columns.items():
-        metas = [getattr(row, 'example', row).meta for row in read if isinstance(row, (Example, Unanswered))]
+        examples = [row.example if isinstance(row, Unanswered) else row for row in read]
+        metas = [example.meta for example in examples if isinstance(example, Example)]
         if metas and all(meta[name] is None for meta in metas):
             raise BadInput(f'data.options.columns.{name}', path, f'is in no row; name one of {", ".join(metas[0])}')
     return read

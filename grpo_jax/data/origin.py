@@ -73,11 +73,10 @@ def choose_folder(
         commit, missing = recorded.commit if recorded else '', '' if held else folder
         remedy = _remedy(name, revision, commit, missing)
         snapshot = hub.fetch('data.path', repository, PATTERNS, remedy, dataset=True, revision=commit or revision)
-        if not any(
-            glob.glob(os.path.join(glob.escape(snapshot), '**', name), recursive=True) for name in PATTERNS[:-1]
-        ):
-            remedy = f'has none of {", ".join(PATTERNS[:-1])}; try data.revision=refs/convert/parquet'
-            raise BadInput('data.path', path, remedy)
+        if not os.path.isdir(snapshot):
+            raise BadInput(
+                'data.path', path, f'has none of {", ".join(PATTERNS)}; try data.revision=refs/convert/parquet'
+            )
         commit = os.path.basename(snapshot)
         hub.announce(f'data set {name}: commit {commit} of {path}' + f', {missing} has no file of it' * bool(missing))
         return options | {'folder': snapshot}, Origin(path, revision, commit, '')

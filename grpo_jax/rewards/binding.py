@@ -72,12 +72,19 @@ def bind_names(function: Callable, thing: str) -> Callable:
     return bound
 
 
-def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Example]):
-    """Raises BadInput where an example lacks a column that the function called `thing` must have."""
+def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Example], own: bool = True):
+    """Raises BadInput where an example lacks a column that the function called `thing` must have.
+
+    own: it is a function of the user's, which can be changed.
+    """
     for column in columns:
         for example in examples:
-            if column not in example.meta:
+            if column in example.meta:
+                continue
+            if own:
                 raise _missing_error(column, thing, example)
+            lacking = f'reads the column {column!r} of the data, and example {example.id} has {_list_columns(example)}'
+            raise BadInput('reward.parts', thing, f'{lacking}; choose a reward for these data, or data that have it')
 
 
 def _select(parameters, kind):
@@ -127,11 +134,15 @@ def _unnamed_arguments(standard, examples, batched, named):
 
 def _missing_error(name, thing, example):
     """The BadInput for a parameter `name` of the function `thing` that no column of the example's fills."""
-    columns = ', '.join(sorted(map(str, example.meta))) or 'no columns'
     return BadInput(
         'reward',
         thing,
-        f'has a parameter {name!r}, and example {example.id} no column of that name, only {columns:.200}, besides '
-        f'completion, example, {", ".join(FIELDS)}, or their plurals for all completions; rename it, give it a '
+        f'has a parameter {name!r}, and example {example.id} no column of that name, only {_list_columns(example)}, '
+        f'besides completion, example, {", ".join(FIELDS)}, or their plurals for all completions; rename it, give it a '
         'default, or make it a keyword-only option',
     )
+
+
+def _list_columns(example):
+    """The names of an example's columns as a text, shortened."""
+    return f'{", ".join(sorted(map(str, example.meta))) or "no columns":.200}'

@@ -315,10 +315,9 @@ def _make_part(name, module, weight, bind, own):
 
 
 def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
-    """Raises BadInput where an example lacks a column that a user's reward needs.
+    """Raises BadInput where an example lacks a column that a reward needs.
 
-    Also where no example has those that a reward of this package needs, and where reward.by_source names a source from
-    which no example comes.
+    Also where reward.by_source names a source from which no example comes.
     """
     present = {str(example.meta.get('source')) for example in examples}
     for source in reward_functions.by_source:
@@ -326,13 +325,7 @@ def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Examp
             raise BadInput('reward.by_source', source, f'is no source of the data; choose one of {sorted(present)}')
     for functions, indices in reward_functions.divide(examples):
         for name, part in functions.parts.items():
-            judged = [examples[i] for i in indices]
-            if part.own:
-                binding.check_supplied(name, part.columns, judged)
-            elif not any({*part.columns} <= {*example.meta} for example in judged):
-                columns = ', '.join(sorted({str(column) for example in judged[:100] for column in example.meta}))
-                remedy = f'reads {" and ".join(part.columns)}, and the data have only {columns or "no columns"}'
-                raise BadInput('reward.parts', name, f'{remedy}; name them in data.options.columns, or choose another')
+            binding.check_supplied(name, part.columns, [examples[i] for i in indices], part.own)
 
 
 def options_of(path: str) -> dict[str, inspect.Parameter]:

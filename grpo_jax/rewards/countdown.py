@@ -7,21 +7,17 @@ from grpo_jax.example import Example
 from grpo_jax.ranges import Range
 from grpo_jax.rewards import calculator
 
-COLUMNS = ('numbers', 'target')  # that some example must have
+COLUMNS = ('numbers', 'target')  # of the data, which the reward reads
 READS_ANSWERS = False  # the gold answer, an expression, serves the self-test alone
 ALPHABET = re.compile(r'[-+*/() 0-9]+')
 
 
-def reward(completion: str, example: Example, *, partial: Annotated[float, Range(least=-1, most=1)]) -> float | None:
+def reward(completion: str, example: Example, *, partial: Annotated[float, Range(least=-1, most=1)]) -> float:
     """1.0 for a right expression, `partial` for a wrong one (0.1 in TinyZero), 0.0 for a text without an expression.
-
-    None where the example has no numbers or no target.
 
     A right expression uses each number in example.meta['numbers'] once and equals meta['target'] exactly. Negation is
     allowed; it makes no problem easier, since expressions without it reach the same values up to sign.
     """
-    if None in map(example.meta.get, COLUMNS):
-        return None
     expression, value = calculator.read_answer(completion, ALPHABET)
     if value is None:
         return 0.0
