@@ -21,10 +21,10 @@ from grpo_jax.data.dataset import (
     spread,
     warn_of_prompts,
 )
-from grpo_jax.data.files import MissingSplit
 from grpo_jax.data.order import indices, revisit, walk
 from grpo_jax.data.origin import Origin
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
+from grpo_jax.data.records import MissingSplit
 
 __all__ = [
     'DataOptions',

@@ -11,7 +11,7 @@ import os
 import warnings
 
 from grpo_jax.data import files
-from grpo_jax.data.records import convert_rows, get_field, parse_json, shorten, text_field
+from grpo_jax.data.records import MissingSplit, convert_rows, get_field, parse_json, shorten, text_field
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
@@ -87,7 +87,7 @@ def examples(
     splits = ['test'] if name == 'humaneval' else [*SPLITS]
     if split not in splits:
         remedy = f'has no split {split}, only {", ".join(splits)}; choose another'
-        raise files.MissingSplit('data.options.name', name, remedy)
+        raise MissingSplit('data.options.name', name, remedy)
     parent = os.path.join(folder, SUBSETS[name])
     if os.path.isdir(parent):
         return convert_rows(example, files.rows(parent, split))

@@ -15,9 +15,8 @@ import numpy as np
 
 from grpo_jax import ranges, user_files
 from grpo_jax.data import origin
-from grpo_jax.data.files import MissingSplit
 from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, fill_columns, render_prompts
-from grpo_jax.data.records import Unanswered, drop_malformed, shorten
+from grpo_jax.data.records import MissingSplit, Unanswered, drop_malformed, shorten
 from grpo_jax.errors import NO_VALUE, BadInput, Checks
 from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, NoKey, Range, Text
 from grpo_jax.types import Example, Prompts

@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_jax.data import jsonl, tables
 from grpo_jax.data.records import (
+    MissingSplit,
     Unanswered,
     chat_prompt,
     convert_rows,
@@ -32,10 +33,6 @@ READERS = {
 }
 FILES = ''
 RECORDS = re.compile(r'(dataset_infos?|dataset_dict|state|features|config|README)\.\w+')  # files beside the data
-
-
-class MissingSplit(BadInput):
-    """A data set has no such split."""
 
 
 def examples(

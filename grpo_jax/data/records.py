@@ -21,6 +21,10 @@ MOST_MALFORMED = 0.5  # share of rows; above it, the file is taken for something
 ROLES = 'system', 'developer', 'user', 'assistant', 'tool'  # of a chat's messages
 
 
+class MissingSplit(BadInput):
+    """A data set has no such split."""
+
+
 class Unanswered(BadInput):
     """Stands in place of a row that lacks only its gold answer; `example` is its Example, if no answer is needed."""
 
