@@ -37,8 +37,9 @@ def get_config(preset='grpo'):
     config.data.prompts_per_step = 32    # P, prompts of a step
     config.data.max_prompt_tokens = 64   # Q, columns of a prompt; longer prompts are left out
     config.data.chat = False             # apply the tokenizer's chat template
-    config.data.system = ''              # system message of chats that have none of their own
-    config.data.template = '{prompt}'    # text around the prompt, in a chat around the last message of the user
+    config.data.held_out = 0.0           # share of train_split that is evaluated on in place of test_split ...
+    config.data.system = ''              # system message of chats that have none of their own ...
+    config.data.template = '{prompt}'    # text around the prompt, in a chat around the last message of the user ...
     config.data.thinking = 'auto'        # on or off: a chat template's switch of thinking; auto: as it is by itself
 
     config.rollout.group_size = 8        # G, completions of a prompt
