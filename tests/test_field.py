@@ -23,6 +23,15 @@ def test_cases_of_rewards_and_models_run():
     run(FAST)
 
 
+def test_cases_of_data_run():
+    run(['plus', 'pipe'])
+
+
 @pytest.mark.usefixtures('long')
 def test_cases_that_train_run():
     run(['budget'])
+
+
+@pytest.mark.usefixtures('long')
+def test_cases_of_splits_and_prompts_run():
+    run(['splits', 'solved'])

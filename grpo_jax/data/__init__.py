@@ -10,6 +10,7 @@ from grpo_jax.data.dataset import (
     DataOptions,
     Dataset,
     Splits,
+    check_count,
     check_shared,
     examples,
     load,
@@ -18,19 +19,23 @@ from grpo_jax.data.dataset import (
     pick,
     prompts,
     spread,
+    warn_of_prompts,
 )
 from grpo_jax.data.order import indices, revisit, walk
 from grpo_jax.data.origin import Origin
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
+from grpo_jax.data.records import MissingSplit
 from grpo_jax.data.turns import TurnEnd, completion_text, encode_turn, exact_text, find_end, find_template_end
 
 __all__ = [
     'DataOptions',
     'Dataset',
+    'MissingSplit',
     'Origin',
     'PromptFormat',
     'Splits',
     'TurnEnd',
+    'check_count',
     'check_shared',
     'completion_text',
     'encode_prompt',
@@ -48,4 +53,5 @@ __all__ = [
     'revisit',
     'spread',
     'walk',
+    'warn_of_prompts',
 ]

@@ -5,22 +5,25 @@ import importlib.util
 import inspect
 import logging
 import os
+import re
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
+import zlib
 
 from jaxtyping import Int
 import numpy as np
 
 from grpo_jax import ranges, user_files
 from grpo_jax.data import origin
-from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, render_prompts
-from grpo_jax.data.records import Unanswered, drop_malformed, shorten
+from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, fill_columns, render_prompts
+from grpo_jax.data.records import MissingSplit, Unanswered, drop_malformed, shorten
 from grpo_jax.data.turns import find_begun
 from grpo_jax.errors import NO_VALUE, BadInput, Checks
 from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, NoKey, Range, Text
 from grpo_jax.types import Example, Prompts
 
 logger = logging.getLogger('grpo_jax')
+MOST_READ = 1000  # prompts in which a gold answer is looked for
 MOST_SHARED = 0.5  # share of the test prompts that the train split may have too; above it, they measure memory
 
 
@@ -33,12 +36,17 @@ class DataOptions(NamedTuple):
     # its commit or tag, read whatever the folder holds; '': the newest
     revision: Annotated[str, Kind.PATH] = ''
     options: Mapping[str, Any] = MappingProxyType({})  # arguments of its examples()
+    train_split: Text = 'train'  # split, or file of the data set, to learn from
+    test_split: str = 'test'  # split or file to be evaluated on; '': none, so that prompts of train_split are evaluated
+    # share of train_split that is evaluated on in place of test_split: of each prompt its id decides
+    held_out: Annotated[float, Range(least=0, below=1)] = 0.0
     prompts_per_step: Amendable[Count] = 32  # P, prompts of a step
     # passes over the train split, which set the steps in the place of the key steps; 0: steps does
     epochs: Free[Annotated[float, Range(least=0, most=1e6)]] = 0.0
     # Q, columns of a prompt; longer prompts are left out
     max_prompt_tokens: Annotated[int, Range(least=2, most=2**31 - 1)] = 64
     prompt_format: Flat[PromptFormat] = PromptFormat()
+    written: NoKey[PromptFormat] = PromptFormat()  # prompt_format with its columns, which `load` fills
     strict: Free[bool] = False  # stop at the first malformed row; else they are left out and counted
     origins: NoKey[tuple[origin.Origin, ...]] = ()  # of each source, once `locate` put their folders into options
 
@@ -48,7 +56,8 @@ class DataOptions(NamedTuple):
         values = ranges.read_section(cls, section, 'data')
         prompt_format = PromptFormat(**ranges.read_section(PromptFormat, section, 'data'))
         prompt_format.check()
-        return cls(**values | {'options': dict(section['options']), 'prompt_format': prompt_format})
+        plain = prompt_format.without_columns()
+        return cls(**values | {'options': dict(section['options']), 'prompt_format': plain, 'written': prompt_format})
 
 
 class Dataset(NamedTuple):
@@ -57,6 +66,7 @@ class Dataset(NamedTuple):
     examples: list[Example]
     tokens: list[list[int]]
     sources: tuple = ()  # of a mixture: for each source (weight, its examples' indices i64[n])
+    split: str = ''  # train or test; of what is evaluated, train where there is no other
 
 
 class Splits(NamedTuple):
@@ -98,22 +108,27 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
 
 
 def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callable = lambda example: True) -> Dataset:
-    """Loads and tokenizes a split.
+    """Loads and tokenizes a split, 'train' or 'test', from the files that options.train_split or test_split names.
 
     needs_answer(example): whether a row without a gold answer is malformed. Malformed rows, and prompts longer than
-    max_prompt_tokens, are left out, and a warning counts them. Raises BadInput for the first malformed row if
-    options.strict, when most rows are malformed, when no example of the split or of a mixture's source is left, and for
-    options, ids or a chat template that do not work.
+    max_prompt_tokens, are left out, and a warning counts them. Raises MissingSplit for a split that is not there, and
+    BadInput for the first malformed row if options.strict, when most rows are malformed, when no example of the split
+    or of a mixture's source is left, and for options, ids or a chat template that do not work.
     """
+    names = {'train': options.train_split, 'test': options.train_split if options.held_out else options.test_split}
+    if not (named := names.get(split, split)):
+        raise MissingSplit('data.test_split', '', 'names no split; name one, or set data.held_out')
     rows = [
         row.example if isinstance(row, Unanswered) and not needs_answer(row.example) else row
-        for row in examples(options.name, options.options, split)
+        for row in examples(options.name, options.options, named)
     ]
+    if not rows:
+        remedy = f'gives no example of the {split} split ({named}); name another split, or change these options'
+        raise MissingSplit('data.options', options.options, remedy)
+    rows = fill_columns(options.written, rows)
     _check_examples(options.name, [row for row in rows if not isinstance(row, BadInput)])
     check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
     encoded = drop_malformed(_encode(tokenizer, rows, options.prompt_format, split), options.strict, split)
-    if not encoded:
-        raise BadInput('data.options', options.options, f'gives no example of the {split} split; change these options')
     sound, tokens = map(list, zip(*encoded, strict=True))
     longest = options.max_prompt_tokens
     fitting = [i for i, prompt in enumerate(tokens) if len(prompt) <= longest]
@@ -132,8 +147,25 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
             split,
             longest,
         )
-    dataset = pick(Dataset(sound, tokens), fitting)
+    dataset = pick(Dataset(sound, tokens, split=split), fitting)
+    if options.held_out:
+        dataset = _hold_out(dataset, options.held_out)
     return dataset._replace(sources=_sources(options, dataset.examples))
+
+
+def _hold_out(dataset, share):
+    """The examples of data.held_out, or without them for the split train; equal prompts are on the side of the first.
+
+    A hash of an example's id decides. Raises BadInput where no example is left.
+    """
+    ids: dict[tuple, int] = {}
+    first = [ids.setdefault(tuple(tokens), e.id) for e, tokens in zip(dataset.examples, dataset.tokens, strict=True)]
+    held_out = [zlib.crc32(f'{i} is held out'.encode()) / 2**32 < share for i in first]
+    kept = [i for i, held in enumerate(held_out) if held == (dataset.split == 'test')]
+    if not kept:
+        remedy = f'leaves none of {len(ids)} prompts for the split {dataset.split}; choose another share'
+        raise BadInput('data.held_out', share, remedy)
+    return pick(dataset, kept)
 
 
 def _check_examples(name, rows):
@@ -170,8 +202,46 @@ def _encode(tokenizer, rows, prompt_format, split):
     return encoded
 
 
+def check_count(train: Dataset, prompts_per_step: int) -> None:
+    """Raises BadInput where a step has more prompts than there are: it would draw some twice, with equal noise."""
+    if prompts_per_step > len(train.examples):
+        remedy = f'is more than the {len(train.examples)} prompts of the train split; lower it, or bring more'
+        raise BadInput('data.prompts_per_step', prompts_per_step, remedy)
+
+
+def warn_of_prompts(train: Dataset) -> None:
+    """Warns of equal prompts, of prompts that end with the assistant's words, and of prompts with gold answers."""
+    examples, count = train.examples, len(train.examples)
+    of = f'of {count} prompts of the train split'
+    first: dict[tuple, int] = {}
+    equal = [(k, i) for i, ids in enumerate(train.tokens) if (k := first.setdefault(tuple(ids), i)) < i]
+    if equal:
+        which = [examples[i].id for i in equal[0]]
+        logger.warning('%d %s repeat another one, like examples %d and %d', len(equal), of, *which)
+    begun = [e.id for e in examples if e.messages and e.messages[-1]['role'] == 'assistant']
+    if begun:
+        remedy = 'to imitate these words, set data.options.columns.demonstration to the field of the chat'
+        ends = "end with the assistant's words, which completions continue"
+        logger.warning('%d %s %s, like example %d; %s', len(begun), of, ends, begun[0], remedy)
+    chosen = [examples[i] for i in spread(count, MOST_READ)]
+    texts = [' '.join([e.prompt, *(m['content'] for m in e.messages)]) for e in chosen]
+    golds = [re.escape(e.answer.strip()) for e in chosen]
+    # a number stands in prompts by chance; so in the next prompt, too
+    own, others = (
+        [bool(gold and re.search(rf'(?<!\w){gold}(?!\w)', text)) for gold, text in zip(golds, some, strict=True)]
+        for some in (texts, texts[1:] + texts[:1])
+    )
+    if sum(own) > max(len(own) / 2, 2 * sum(others)):
+        example = chosen[own.index(True)]
+        remedy = 'where it is no choice among several, take it out'
+        where = f'like {example.answer[:40]!r} in example {example.id}'
+        logger.warning('the gold answer stands in %d of %d prompts, %s; %s', sum(own), len(own), where, remedy)
+
+
 def check_shared(train: Dataset, test: Dataset) -> None:
     """Warns of test prompts that the train split has too; raises BadInput when their share exceeds MOST_SHARED."""
+    if test.split == 'train':
+        return
     seen = {*map(tuple, train.tokens)}
     shared = [example for example, tokens in zip(test.examples, test.tokens, strict=True) if tuple(tokens) in seen]
     if not shared:
@@ -265,6 +335,7 @@ def pick(dataset: Dataset, indices: Sequence[int] | Int[np.ndarray, ' n']) -> Da
         [dataset.examples[i] for i in indices],
         [dataset.tokens[i] for i in indices],
         tuple(source for source in sources if len(source[1])),
+        dataset.split,
     )
 
 

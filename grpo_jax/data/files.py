@@ -1,82 +1,127 @@
-"""Any data set in files: JSONL, JSON, Parquet, data sets of the hub, folders of `datasets` and tensorflow-datasets."""
+"""Any data set in files: JSONL, JSON, CSV, Parquet, data sets of the hub, of `datasets` and of tensorflow-datasets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import glob
 import os
 import re
+from types import MappingProxyType
 from typing import Any
 
 from grpo_jax.data import jsonl, tables
-from grpo_jax.data.records import Unanswered, convert_rows, get_field, read_prompt, shorten, text_field
+from grpo_jax.data.records import (
+    MissingSplit,
+    Unanswered,
+    chat_prompt,
+    convert_rows,
+    get_field,
+    read_answer,
+    read_completion,
+    read_prompt,
+    shorten,
+)
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.types import Example
 
-READERS = {'.jsonl': jsonl.read, '.parquet': tables.read_parquet, '.arrow': tables.read_arrow, '.json': jsonl.read_list}
+READERS = {
+    '.jsonl': jsonl.read,
+    '.parquet': tables.read_parquet,
+    '.arrow': tables.read_arrow,
+    '.json': jsonl.read_list,
+    '.csv': tables.read_csv,
+    '.tsv': tables.read_csv,
+}
 FILES = ''
+RECORDS = re.compile(r'(dataset_infos?|dataset_dict|state|features|config|README)\.\w+')  # files beside the data
 
 
 def examples(
-    split: str, *, folder: str, prompt_field: str = 'prompt', answer_field: str = 'answer', subset: str = ''
+    split: str,
+    *,
+    folder: str,
+    prompt_field: str = 'prompt',
+    answer_field: str = 'answer',
+    subset: str = '',
+    columns: Mapping[str, str] = MappingProxyType({}),
+    only: Mapping[str, Any] = MappingProxyType({}),
+    without: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Example | BadInput]:
     """Reads a split from a folder, or from its subset (see rows); ids are row numbers, meta is the whole row.
 
-    prompt_field, answer_field: 'a.b' is field b of field a; the prompt may be a chat. A row without answer becomes
-    Unanswered, and so does every row where answer_field is ''.
+    prompt_field, answer_field: paths, see records.get_field; the prompt may be a chat, and is '' for prompt_field=''. A
+    row without answer becomes Unanswered, and so does every row where answer_field is ''. columns: {name: path} of
+    further columns, that rewards, `only` and `without` read; a demonstration that is a chat is its last message, and
+    where it is the prompt's own chat, the prompt is the messages before. only, without: {column: values}, a list, or a
+    text like a|b, of rows to read and of rows to leave out.
     """
 
     def example(row, index, where):
-        prompt, messages = read_prompt(row, prompt_field, where)
+        meta = row | {name: get_field(row, path) for name, path in columns.items()}
+        if not all(_matches(meta, *item) for item in only.items()) or any(_matches(meta, *i) for i in without.items()):
+            return None
+        prompt, messages = read_prompt(row, prompt_field, where) if prompt_field else ('', ())
+        if path := columns.get('demonstration', ''):
+            before, meta['demonstration'] = read_completion(row, path, where)
+            if path == prompt_field and before:
+                prompt, messages = chat_prompt(before, path, where)
         try:
-            return Example(prompt, text_field(row, answer_field, where), index, row, messages)
+            return Example(prompt, read_answer(row, answer_field, where), index, meta, messages)
         except BadInput as error:
             if str(get_field(row, answer_field) or '').strip():
                 raise
             unanswered = Unanswered(*error.args)
-            unanswered.example = Example(prompt, '', index, row, messages)
+            unanswered.example = Example(prompt, '', index, meta, messages)
             raise unanswered from None
 
-    return convert_rows(example, rows(open_subset(folder, subset), split))
+    read = [row for row in convert_rows(example, rows(folder, split, subset=subset)) if row is not None]
+    for name, path in columns.items():
+        examples = [row.example if isinstance(row, Unanswered) else row for row in read]
+        metas = [example.meta for example in examples if isinstance(example, Example)]
+        if metas and all(meta[name] is None for meta in metas):
+            raise BadInput(f'data.options.columns.{name}', path, f'is in no row; name one of {", ".join(metas[0])}')
+    return read
 
 
-def open_subset(folder: str, subset: str, main: str = 'default') -> str:
+def _matches(row, column, values):
+    """Whether a row's value in a column is one of `values`, as texts."""
+    values = values.split('|') if isinstance(values, str) else values if isinstance(values, (list, tuple)) else [values]
+    return str(row.get(column)) in map(str, values)
+
+
+def open_subset(folder: str, subset: str) -> str:
     """The subfolder of a subset; raises BadInput where there is none.
 
-    A data set without subsets counts as the single subset `main`: for `main` or '', the folder itself is returned if it
-    has no subfolder of that name.
+    A data set without subsets counts as the single subset `main` or `default`: for these and '', the folder itself is
+    returned if it has no such subfolder.
     """
-    inside = os.path.join(folder, subset or main)
-    if os.path.isdir(inside):
-        return inside
-    if subset not in ('', main):
+    for name in [subset] if subset else ['main', 'default']:
+        if os.path.isdir(os.path.join(folder, name)):
+            return os.path.join(folder, name)
+    if subset not in ('', 'main', 'default'):
         raise BadInput(
-            'data.options.subset', subset, f"{folder} has {_subfolders(folder)}; use one that is there, or ''"
+            'data.options.subset', subset, f"{folder} has {_contents(folder)}; use a subfolder that is there, or ''"
         )
     return folder
 
 
-def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]:
+def rows(folder: str, split: str, prefix: str = '', subset: str = '') -> Iterator[tuple[str, Any]]:
     """Yields (where, row) for each row of a split, as grpo_jax.data.records says.
 
-    {split} in `folder` stands for the split's name. The folder has one of
-    - <prefix><split>.jsonl, .json, .parquet or .arrow, or the same without the prefix, in it or in data/
+    {split} in `folder` stands for the split's name. subset: a configuration of the hub, which is a subfolder. It has
+    - <prefix><split>.jsonl, .json, .csv, .parquet or .arrow, or the same without the prefix, in it or in data/
     - shards like <split>-00000-of-00002.parquet, in it or in data/
     - a folder <split> of such files
     - a Dataset or DatasetDict that `save_to_disk` wrote
     - files that tensorflow-datasets prepared
-    `folder` may also be a file with {split} in its name. Raises BadInput where the split is not there.
+    - without prefix, one file or set of shards with the split's name in its own; or the only one, for the split train
+    `split` may also be the name of a file in it, and `folder` a file: with {split} in its name, or the split train.
+    Raises MissingSplit where the split is not there.
     """
     path_of_split = folder.replace('{split}', split)
     if os.path.isfile(os.path.join(path_of_split, 'features.json')):
         yield from tables.read_prepared(path_of_split, split)
         return
-    has_split_in_name = path_of_split != folder
-    if os.path.isfile(path_of_split) and not has_split_in_name:
-        raise BadInput(
-            'data.options.folder', folder, 'is one file for all splits; name a folder, or write {split} in the name'
-        )
-    whole_file = os.path.isfile(path_of_split)
-    for path in [path_of_split] if whole_file else _paths(path_of_split, split, prefix, has_split_in_name):
+    for path in _paths(path_of_split, split, prefix, path_of_split != folder, subset):
         reader = READERS.get(os.path.splitext(path)[1])
         if not reader:
             raise BadInput('data file', path, f'is none of {", ".join(READERS)}; convert it to one of these')
@@ -88,30 +133,60 @@ def has_split(folder: str, split: str) -> bool:
     return bool(_paths_by_name(folder, split, ''))
 
 
-def _paths(folder, split, prefix, one_split):
-    """The paths of a split's files, in order; raises BadInput without any, and where shards are missing.
+def _paths(folder, split, prefix, one_split, subset):
+    """The paths of a split's files, in order; raises MissingSplit without any, and BadInput where shards are missing.
 
     one_split: whether the folder's name has the split's in it, so that a Dataset in it may record another split's name.
     """
+    if os.path.isfile(folder):
+        if one_split or split in ('train', os.path.basename(folder)):
+            return [folder]
+        remedy = f'is one file for all splits, which is read as train, not {split}; name a folder, or write {{split}}'
+        raise MissingSplit('data.options.folder', folder, remedy)
+    folder = open_subset(folder, subset)
     for saved in (os.path.join(folder, split), folder):
         if os.path.isfile(os.path.join(saved, 'state.json')):
             return _saved_paths(saved, split, one_split or saved != folder)
-    paths = _paths_by_name(folder, split, prefix)
-    if paths:
+    if os.path.isfile(os.path.join(folder, split)):
+        return [os.path.join(folder, split)]
+    if paths := _paths_by_name(folder, split, prefix) or ([] if prefix else _paths_by_word(folder, split)):
         shards = re.search(r'-of-(\d{5})', os.path.basename(paths[0]))
         if shards and int(shards[1]) != len(paths):
             raise BadInput(
                 'data file', paths[0], f'is one of {int(shards[1])} shards, but {len(paths)} are there; fetch all'
             )
         return paths
-    raise BadInput(
+    if not os.path.isdir(folder):
+        remedy = 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set'
+        raise BadInput('data.options.folder', folder, remedy)
+    raise MissingSplit(
         'data.options.folder',
         folder,
         f'holds no {prefix}{split}.jsonl or .parquet, no shards of it, no folder of tensorflow-datasets or save_to_disk'
-        f' (it has {_subfolders(folder)}); set data.options.folder or GRPO_JAX_DATA, or fetch all of it again'
-        if os.path.isdir(folder)
-        else 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set',
+        f' (it has {_contents(folder)}); set data.options.folder or GRPO_JAX_DATA, name another split or file in '
+        'data.train_split or data.test_split, or fetch all of it again',
     )
+
+
+def _paths_by_word(folder, split):
+    """The paths of the one file, or one set of shards, whose name has the split as a word, like math-train.jsonl; or of
+    the only one, for the split train. [] without any; raises MissingSplit where several may be the split.
+    """
+    named = {}  # {name without shard and extension: paths}
+    for parent in (folder, os.path.join(folder, 'data')):
+        for path in sorted(glob.glob(os.path.join(glob.escape(parent), '*.*'))):
+            stem, extension = os.path.splitext(os.path.basename(path))
+            if extension in READERS and not RECORDS.fullmatch(os.path.basename(path)):
+                named.setdefault(re.sub(r'-\d{5}-of-\d{5}.*', '', stem), []).append(path)
+    words = {name: set(re.split(r'[\W_]+', name.lower())) for name in named}
+    fitting = [name for name in named if split.lower() in words[name]]
+    if not fitting and split == 'train':
+        fitting = [name for name in named if not words[name] & {'test', 'validation', 'valid', 'val', 'dev', 'eval'}]
+    if len(fitting) > 1:
+        key = 'data.test_split' if split == 'test' else 'data.train_split'
+        remedy = f'{", ".join(sorted(fitting))} may each be its split {split}; name one in {key}'
+        raise MissingSplit('data.options.folder', folder, remedy)
+    return named[fitting[0]] if fitting else []
 
 
 def _paths_by_name(folder, split, prefix):
@@ -125,10 +200,13 @@ def _paths_by_name(folder, split, prefix):
     return []
 
 
-def _subfolders(folder):
-    """A text that lists the folder's subfolders: 'the subfolders a, b', or 'no subfolders'."""
-    names = sorted(os.path.basename(path[:-1]) for path in glob.glob(os.path.join(glob.escape(folder), '*/')))
-    return f'the subfolders {", ".join(names)}' if names else 'no subfolders'
+def _contents(folder):
+    """A text that lists what is in a folder: its subfolders, and the first of its files."""
+    names = sorted(os.listdir(folder))
+    folders = [name for name in names if os.path.isdir(os.path.join(folder, name))]
+    files = [name for name in names if name not in folders]
+    text = f'the subfolders {", ".join(folders)}' if folders else 'no subfolders'
+    return f'{text}, and {", ".join(files[:5])}{", ..." * (len(files) > 5)}' if files else text
 
 
 def _saved_paths(folder, split, one_split):
@@ -139,7 +217,7 @@ def _saved_paths(folder, split, one_split):
     path = os.path.join(folder, 'state.json')
     state = json_file.read_object(path, 'save the data set again')
     if not one_split and state.get('_split') != split:
-        raise BadInput(
+        raise MissingSplit(
             'data.options.folder',
             folder,
             f'holds the split {state.get("_split")}, not {split}; save a DatasetDict, or write {{split}} in the name',

@@ -15,7 +15,7 @@ def examples(split: str, *, folder: str, subset: str = 'main') -> list[Example |
 
     subset: main, or socratic, whose solutions have a question before each step. meta has the solution as demonstration.
     """
-    return convert_rows(_example, files.rows(files.open_subset(folder, subset, 'main'), split, FILES))
+    return convert_rows(_example, files.rows(folder, split, FILES, subset))
 
 
 def _example(row, index, where):

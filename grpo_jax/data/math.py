@@ -27,7 +27,7 @@ def examples(split: str, *, folder: str, subset: str = '') -> list[Example | Bad
     if not subset and os.path.isdir(os.path.join(folder, SUBJECTS[0])):
         rows = itertools.chain(*(files.rows(os.path.join(folder, subject), split) for subject in SUBJECTS))
     else:
-        rows = files.rows(files.open_subset(folder, subset), split, prefix)
+        rows = files.rows(folder, split, prefix, subset)
     return convert_rows(_example, rows)
 
 

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import buckets, hub
 
-PATTERNS = ('*.parquet', '*.jsonl', '*.json', '*.arrow')  # files of a data set, in any folder of its repository
+# files of a data set, in any folder of its repository
+PATTERNS = ('*.parquet', '*.jsonl', '*.json', '*.arrow', '*.csv', '*.tsv')
 # names that a data set's folder holds, in the forms that files.rows reads
 FORMS = ('features.json', 'state.json', 'dataset_dict.json') + tuple(
     f'{folder}{split}*' for folder in ('', '*/') for split in ('train', 'test', 'validation')
 )
+TABLES = (*PATTERNS[:2], *PATTERNS[3:], 'data/*.parquet')  # that a data set without a prefix may have
 
 
 class Origin(NamedTuple):
@@ -49,10 +51,18 @@ def choose_folder(
         raise BadInput(
             'data.revision', revision, 'needs a data set; name one in data.path, or leave data.revision empty'
         )
-    if path and not re.fullmatch(r'[\w.-]+/[\w.-]+', path):
-        raise BadInput(
-            'data.path', path, 'is no id of a data set on the hub; use one like openai/gsm8k, or data.options.folder'
-        )
+    if path and not re.fullmatch(r'[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?', path):
+        remedy = 'is no id of a data set on the hub; use one like openai/gsm8k or openai/gsm8k:main'
+        raise BadInput('data.path', path, f'{remedy}, and data.options.folder for files that lie here')
+    repository, _, subset = path.partition(':')
+    if subset:
+        if 'subset' not in inspect.signature(module.examples).parameters or options.get('subset', '') not in (
+            '',
+            subset,
+        ):
+            remedy = f'the data set {name} has no subsets, or data.options.subset names another; leave out :{subset}'
+            raise BadInput('data.path', path, remedy)
+        options['subset'] = subset
     given_folder = options.get('folder') or ''  # this is recorded: a bucket's URL, and not the folder of its cache
     folder = _fetch_folder(given_folder)
     options = options | {'folder': folder} if folder != given_folder else options
@@ -62,7 +72,7 @@ def choose_folder(
     if recorded.commit if recorded else path and (revision or not held):
         commit, missing = recorded.commit if recorded else '', '' if held else folder
         remedy = _remedy(name, revision, commit, missing)
-        snapshot = hub.fetch('data.path', path, PATTERNS, remedy, dataset=True, revision=commit or revision)
+        snapshot = hub.fetch('data.path', repository, PATTERNS, remedy, dataset=True, revision=commit or revision)
         if not os.path.isdir(snapshot):
             raise BadInput(
                 'data.path', path, f'has none of {", ".join(PATTERNS)}; try data.revision=refs/convert/parquet'
@@ -110,6 +120,6 @@ def _holds(folder, module, options):
     pattern = glob.escape(folder).replace('{split}', '*')
     if not folder or not hasattr(module, 'FILES'):
         return bool(folder and glob.glob(pattern))
-    prefix = module.FILES.replace('{name}', str(options.get('name')))
-    names = [*FORMS, f'{glob.escape(prefix)}*.*'] if prefix else FORMS
+    prefix = module.FILES.replace('{name}', str(options.get('name', '')))
+    names = [*FORMS, *([f'{glob.escape(prefix)}*.*'] if prefix else TABLES)]
     return os.path.isfile(folder) or any(glob.glob(os.path.join(pattern, name)) for name in names)

@@ -4,7 +4,7 @@ import functools
 import itertools
 
 from grpo_jax.data import files
-from grpo_jax.data.records import chat_prompt, convert_rows, get_field, read_messages, read_prompt, shorten, text_field
+from grpo_jax.data.records import chat_prompt, convert_rows, get_field, read_completion, read_prompt, shorten
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Example
 
@@ -37,7 +37,7 @@ def examples(
 def _example(prompt_field, fields, row, index, where):
     """The Example of a row; fields: names of the fields with the chosen and the rejected completion, in this order."""
     prompt_of_field = None if get_field(row, prompt_field) is None else read_prompt(row, prompt_field, where)
-    contexts, (chosen, rejected) = zip(*(_read_completion(row, field, where) for field in fields), strict=True)
+    contexts, (chosen, rejected) = zip(*(read_completion(row, field, where) for field in fields), strict=True)
     if prompt_of_field or any(contexts):
         prompt, messages = chat_prompt(_prompt_messages(prompt_of_field, contexts, where), prompt_field, where)
     else:
@@ -45,16 +45,6 @@ def _example(prompt_field, fields, row, index, where):
         messages = ()
     meta = {'demonstration': chosen} | ({'rejected': rejected} if rejected != chosen else {})
     return Example(prompt, '', index, meta, messages)
-
-
-def _read_completion(row, field, where):
-    """(the messages before a completion, its text); messages are () for a text. Raises BadInput for anything else."""
-    if not isinstance(get_field(row, field), list):
-        return (), text_field(row, field, where)
-    messages = read_messages(row, field, where)
-    if not messages or messages[-1]['role'] != 'assistant':
-        raise BadInput(where, shorten(messages), f"field {field!r} must end with the assistant's words; mend the row")
-    return messages[:-1], text_field(messages[-1], 'content', where)
 
 
 def _prompt_messages(prompt_of_field, contexts, where):

@@ -1,35 +1,43 @@
 """Writes prompts for the model: the text around a prompt, and the tokenizer's chat template."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import json
+import logging
 import re
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from grpo_jax import ranges
-from grpo_jax.data.records import shorten
+from grpo_jax.data.records import get_field, number_text, shorten
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
 from grpo_jax.workers import Died, Expired
 
+logger = logging.getLogger('grpo_jax')
 SWITCHES = 'enable_thinking', 'thinking'  # variables of published chat templates that switch thinking on or off
 SUPPLIED = 'messages', 'add_generation_prompt'  # variables that every chat template gets
+# in a template: a command of LaTeX, or a column's path
+COLUMN = re.compile(r'(\\[A-Za-z]+\{[^{}]*\})|\{([A-Za-z_][\w.-]*)\}')
 
 
 class PromptFormat(NamedTuple):
     """How a prompt is written for the model."""
 
     chat: bool = False  # apply the tokenizer's chat template
-    system: str = ''  # system message of chats that have none of their own
-    template: str = '{prompt}'  # text around the prompt, in a chat around the last message of the user
+    # system message of chats that have none of their own; {column} in it is that column's text
+    system: str = ''
+    # text around the prompt, in a chat around the last message of the user; {column} in it is that column's text
+    template: str = '{prompt}'
     # on or off: a chat template's switch of thinking; auto: as it is by itself
     thinking: Annotated[str, ranges.OneOf(('auto', 'on', 'off'))] = 'auto'
     # further variables of the chat template, by name
     chat_template_kwargs: Mapping[str, Any] = MappingProxyType({})
 
     def check(self) -> None:
-        """Raises BadInput for a template without {prompt}, and for a thinking switch without chat template."""
-        if '{prompt}' not in self.template:
-            raise BadInput('data.template', self.template, 'must hold {prompt}; write it where the prompt is to stand')
+        """Raises BadInput for a template without prompt or column, and for a thinking switch without chat template."""
+        if not ('{prompt}' in self.template or columns_in(self.template)):
+            remedy = 'must hold {prompt}, or columns; write them where they are to stand'
+            raise BadInput('data.template', self.template, remedy)
         if self.thinking != 'auto' and not self.chat:
             raise BadInput('data.thinking', self.thinking, 'is a switch of chat templates; set data.chat=True')
         if self.chat_template_kwargs and not self.chat:
@@ -40,6 +48,62 @@ class PromptFormat(NamedTuple):
         """The variables, by name, that the chat template gets besides the messages."""
         switches = {} if self.thinking == 'auto' else dict.fromkeys(SWITCHES, self.thinking == 'on')
         return switches | dict(self.chat_template_kwargs)
+
+    def without_columns(self) -> 'PromptFormat':
+        """The format of prompts that fill_columns has filled: what has columns is in the Examples."""
+        plain = self._replace(template='{prompt}') if columns_in(self.template) else self
+        return plain._replace(system='') if columns_in(self.system) else plain
+
+
+def columns_in(template: str) -> list[str]:
+    """The paths of columns that a template names, without prompt."""
+    return [name for _, name in COLUMN.findall(template.replace('{prompt}', '')) if name]
+
+
+def fill_columns(prompt_format: PromptFormat, rows: Sequence[Example | BadInput]) -> list[Example | BadInput]:
+    """The Examples, with prompts and system messages in which the columns of data.template and data.system are filled.
+
+    A column without a value is an empty text; a list or struct is written as JSON. A prompt that stays empty becomes a
+    BadInput. Raises BadInput for a column that no Example has.
+    """
+    named = {'template': columns_in(prompt_format.template), 'system': columns_in(prompt_format.system)}
+    sound = [row for row in rows if isinstance(row, Example)]
+    for key, name in ((key, name) for key, names in named.items() for name in names):
+        if sound and all(get_field(row.meta, name) is None for row in sound):
+            remedy = f'names {name!r}, which is no column; name one of {", ".join(map(str, sound[0].meta))}'
+            raise BadInput(f'data.{key}', getattr(prompt_format, key), remedy)
+    if not any(named.values()):
+        return list(rows)
+    return [_fill_row(prompt_format, row, named) if isinstance(row, Example) else row for row in rows]
+
+
+def _fill_row(prompt_format, example, named):
+    """The Example with its columns filled, a BadInput where nothing is in them; named: {key: columns} of templates."""
+
+    def column(match):
+        return match[1] or _column_text(example.meta, match[2])
+
+    def fill(template):
+        return example.prompt.join(COLUMN.sub(column, part) for part in template.split('{prompt}'))
+
+    prompt, messages = example.prompt, example.messages
+    if named['template']:
+        if not (prompt.strip() or any(_column_text(example.meta, name).strip() for name in named['template'])):
+            where = f'example {example.id}'
+            return BadInput(where, shorten(example.meta), 'has nothing in the columns of data.template; mend the row')
+        prompt = fill(prompt_format.template)
+    system = fill(prompt_format.system).strip() if named['system'] else ''
+    if system and not any(message['role'] in ('system', 'developer') for message in messages):
+        messages = ({'role': 'system', 'content': system}, *(messages or ({'role': 'user', 'content': prompt},)))
+    return example._replace(prompt=prompt, messages=messages)
+
+
+def _column_text(row, name):
+    """The text of a column in a template."""
+    value = get_field(row, name)
+    if isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False)
+    return '' if value is None else str(value) if isinstance(value, (str, bool)) else number_text(value)
 
 
 def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[Example]) -> None:
@@ -73,6 +137,15 @@ def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[
         _check_roles(tokenizer, prompt_format, roles, must_render=roles == plain_roles)
     if prompt_format.thinking != 'auto':
         _check_switch(tokenizer, prompt_format)
+    messages = write_messages('x', prompt_format)
+    asked, answered = _render(tokenizer, prompt_format, [messages, [*messages, {'role': 'assistant', 'content': 'x'}]])
+    if isinstance(asked, str) and isinstance(answered, str) and answered.startswith(asked):
+        if opening := answered[len(asked) : -1].strip():
+            logger.warning(
+                'the chat template of %s does not open the answer, with %r: it ignores add_generation_prompt; mend it',
+                tokenizer.name_or_path,
+                opening,
+            )
 
 
 def _check_switch(tokenizer, prompt_format):
@@ -199,15 +272,19 @@ def render_turn(tokenizer: Any, prompt_format: PromptFormat, answer: str) -> str
 def _render(tokenizer, prompt_format, chats, whole=False):
     """For each chat its text, or a TemplateFailure; whole: not only up to where the assistant's answer begins.
 
-    Raises BadInput when the template's process had to be killed.
+    Where the template refuses a system message, this stands before the user's first words. Raises BadInput when the
+    template's process had to be killed.
     """
     from grpo_jax.data import chat_templates  # it imports transformers
 
     try:
         template = tokenizer.get_chat_template()
-        rendered = chat_templates.render(
-            template, chats, dict(tokenizer.special_tokens_map) | prompt_format.variables(), whole
-        )
+        variables = dict(tokenizer.special_tokens_map) | prompt_format.variables()
+        rendered = chat_templates.render(template, chats, variables, whole)
+        refused = [i for i, (text, _) in enumerate(rendered) if text is None and _fold_system(chats[i])]
+        folded = chat_templates.render(template, [_fold_system(chats[i]) for i in refused], variables, whole)
+        for i, (text, failure) in zip(refused, folded, strict=True):
+            rendered[i] = rendered[i] if text is None else (text, failure)
     except (Expired, Died) as failure:
         raise BadInput(
             'data.chat',
@@ -225,6 +302,14 @@ def _render(tokenizer, prompt_format, chats, whole=False):
         else TemplateFailure('it writes nothing')
         for text, failure in rendered
     ]
+
+
+def _fold_system(messages):
+    """The chat with its first message, the system's, put before the user's words in the second; [] for another chat."""
+    if [message['role'] for message in messages[:2]] not in (['system', 'user'], ['developer', 'user']):
+        return []
+    system, user, *others = messages
+    return [user | {'content': f'{system["content"]}\n\n{user["content"]}'}, *others]
 
 
 def _render_one(tokenizer, prompt_format, messages):

@@ -6,7 +6,9 @@ caller decides whether to stop or to leave the row out.
 
 from collections.abc import Callable, Iterable, Mapping
 import decimal
+import json
 import logging
+import re
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,10 @@ from grpo_jax.example import Example
 logger = logging.getLogger('grpo_jax')
 MOST_MALFORMED = 0.5  # share of rows; above it, the file is taken for something else
 ROLES = 'system', 'developer', 'user', 'assistant', 'tool'  # of a chat's messages
+
+
+class MissingSplit(BadInput):
+    """A data set has no such split."""
 
 
 class Unanswered(BadInput):
@@ -71,13 +77,30 @@ def drop_malformed(rows: Iterable, strict: bool, split: str) -> list:
 
 
 def get_field(row: Mapping, field: str) -> Any:
-    """row[field]; without such a field, 'a.b' is field b of the dict in field a. None when it is missing."""
+    """The value at a path: the column `field`, or else names and list indices joined by dots, like answers.0.text.
+
+    A text inside the path is read as JSON. None when there is no such value.
+    """
     if field in row:
         return row[field]
-    value = row
+    value: Any = row
     for key in field.split('.'):
-        value = value.get(key) if isinstance(value, dict) else None
+        value = parse_json(value) if isinstance(value, str) else value
+        if isinstance(value, list) and re.fullmatch(r'-?\d{1,9}', key):
+            value = value[int(key)] if -len(value) <= int(key) < len(value) else None
+        else:
+            value = value.get(key) if isinstance(value, dict) else None
     return value
+
+
+def parse_json(text: str) -> Any:
+    """The list or dict that a text is as JSON; None for any other text."""
+    if text.lstrip()[:1] not in ('[', '{'):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def text_field(row: Mapping, field: str, where: str) -> str:
@@ -105,6 +128,21 @@ def text_field(row: Mapping, field: str, where: str) -> str:
     return value
 
 
+def read_answer(row: Mapping, field: str, where: str) -> str:
+    """As text_field, for a gold answer: a list of one value counts as this value.
+
+    Raises BadInput for several values, and for a struct, with a path to what is inside.
+    """
+    value = get_field(row, field)
+    if isinstance(value, list) and len(value) == 1:
+        return text_field({field: value[0]}, field, where)
+    if value and isinstance(value, (list, dict)):
+        inside = f'{field}.{0 if isinstance(value, list) else next(iter(value))}'
+        remedy = f'field {field!r} must be text or a number, and has {len(value)} values; name one, like {inside}'
+        raise BadInput(where, shorten(value), remedy)
+    return text_field(row, field, where)
+
+
 def number_text(value: int | float | decimal.Decimal) -> str:
     """A finite number in plain decimals, the fewest that tell it apart: 18.0 is 18, 1e-05 is 0.00001."""
     if isinstance(value, int):
@@ -122,9 +160,19 @@ def read_prompt(row: Mapping, field: str, where: str) -> tuple[str, tuple[dict[s
 
     The prompt is the text, or the user's last message in the chat.
     """
-    if not isinstance(get_field(row, field), list):
+    if not isinstance(get_chat(row, field), list):
         return text_field(row, field, where), ()
     return chat_prompt(read_messages(row, field, where), field, where)
+
+
+def get_chat(row: Mapping, field: str) -> Any:
+    """As get_field; a text that is a list of messages as JSON becomes this list."""
+    value = get_field(row, field)
+    parsed = parse_json(value) if isinstance(value, str) else None
+    is_chat = (
+        isinstance(parsed, list) and parsed and all(isinstance(m, dict) and {'role', 'from'} & {*m} for m in parsed)
+    )
+    return parsed if is_chat else value
 
 
 def chat_prompt(messages: tuple[dict[str, Any], ...], field: str, where: str) -> tuple[str, tuple[dict[str, Any], ...]]:
@@ -142,7 +190,7 @@ def chat_prompt(messages: tuple[dict[str, Any], ...], field: str, where: str) ->
 
 def read_messages(row: Mapping, field: str, where: str) -> tuple[dict[str, Any], ...]:
     """The messages of the chat in a field, each content as one text; raises BadInput for anything but that."""
-    messages = get_field(row, field)
+    messages = get_chat(row, field)
     if not isinstance(messages, list) or not all(isinstance(m, dict) and m.get('role') in ROLES for m in messages):
         raise BadInput(
             where,
@@ -155,6 +203,16 @@ def read_messages(row: Mapping, field: str, where: str) -> tuple[dict[str, Any],
         {key: value for key, value in message.items() if value is not None} | {'content': _content(message, where)}
         for message in messages
     )
+
+
+def read_completion(row: Mapping, field: str, where: str) -> tuple[tuple[dict[str, Any], ...], str]:
+    """(the messages before a completion, its text); messages are () for a text. Raises BadInput for anything else."""
+    if not isinstance(get_chat(row, field), list):
+        return (), text_field(row, field, where)
+    messages = read_messages(row, field, where)
+    if not messages or messages[-1]['role'] != 'assistant':
+        raise BadInput(where, shorten(messages), f"field {field!r} must end with the assistant's words; mend the row")
+    return messages[:-1], text_field(messages[-1], 'content', where)
 
 
 def _content(message, where):

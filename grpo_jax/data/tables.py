@@ -1,6 +1,7 @@
-"""Reads Parquet and Arrow files, and tensorflow-datasets folders without tensorflow."""
+"""Reads Parquet, Arrow and CSV files, and tensorflow-datasets folders without tensorflow."""
 
 from collections.abc import Callable, Iterator
+import csv
 import os
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 from grpo_jax.data.records import shorten
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
+
+LONGEST = 2**24  # characters of a cell in CSV
 
 
 def read_parquet(path: str) -> Iterator[tuple[str, Any]]:
@@ -28,6 +31,29 @@ def read_arrow(path: str) -> Iterator[tuple[str, Any]]:
             yield batch
 
     return _read_rows(path, batches)
+
+
+def read_csv(path: str) -> Iterator[tuple[str, Any]]:
+    """As read_parquet, for a CSV file whose first line has the columns' names, or a file with tabs that ends in .tsv.
+
+    Each value is a text.
+    """
+    csv.field_size_limit(LONGEST)
+    with open(path, encoding='utf-8-sig', newline='') as file:
+        lines = csv.reader(file, delimiter='\t' if path.endswith('.tsv') else ',')
+        try:
+            names = next(lines, [])
+            if double := sorted({name for name in names if names.count(name) > 1}):
+                raise BadInput('data file', path, f'has the column {double[0]!r} more than once; rename one of them')
+            for cells in lines:
+                where = f'{path}, line {lines.line_num}'
+                row: Any = dict(zip(names, cells, strict=False))
+                if len(cells) != len(names):
+                    row = BadInput(where, shorten(cells), f'has {len(cells)} cells, not {len(names)}; mend the row')
+                yield where, row
+        except (csv.Error, UnicodeDecodeError) as error:
+            remedy = f'is damaged behind line {lines.line_num} ({shorten(error)}); save it as CSV in UTF-8'
+            raise BadInput('data file', path, remedy) from None
 
 
 def read_prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from grpo_jax.ranges import Range
 from grpo_jax.rewards import calculator
 
 COLUMNS = ('numbers', 'target')  # of the data, which the reward reads
+READS_ANSWERS = False  # the gold answer, an expression, serves the self-test alone
 ALPHABET = re.compile(r'[-+*/() 0-9]+')
 
 
@@ -29,3 +30,8 @@ def extract(completion: str) -> str | None:
     """The expression in the last <answer>...</answer>, else in the whole text, without spaces; None without one."""
     expression, value = calculator.read_answer(completion, ALPHABET)
     return None if value is None else expression.replace(' ', '')
+
+
+def gold(example: Example) -> tuple[str, str]:
+    """(a right expression, a wrong one), for the self-test before a run."""
+    return example.answer, f'{example.answer}+1'

@@ -47,6 +47,8 @@ def _check_source(reward_functions, examples):
     if not verifier:
         return
     if not reward_functions.reads_answers:
+        examples = [example for example in examples if example.answer] if reward_functions.gold else []
+    if not examples:
         print(escape(f'gold self-test: none, since {verifier} judges without gold answers'))
         return
     part, count = reward_functions.parts[verifier], len(examples)

@@ -212,6 +212,9 @@ def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
 def _add_overridden(section, prefix, declared, overrides):
     """Adds the declared options that are overridden under prefix to a section, which lacks them."""
     for name, parameter in declared.items():
+        inside = f'{prefix}{name}.'  # --config.data.options.columns.level=difficulty adds a key to columns
+        if keys := [key.removeprefix(inside) for key in overrides if key.startswith(inside)]:
+            section[name] = ConfigDict(dict.fromkeys(keys, '') | dict(section.get(name, {})))
         if prefix + name not in overrides or name in section:
             continue
         value = parameter.default

@@ -88,6 +88,7 @@ def open_training(
     with Checks(outer) as check:
         run = open_run(config, workdir, algorithm, functions, steered, check)
         splits = open_splits(run, steered, check)
+        check(data.check_count, splits.train, check(lambda: run.settings.data.prompts_per_step))
         tried = check(gold.try_out, run.rewards, splits.train.examples)
         settings = check(run.settings.with_steps, check(len, splits.train.examples), run.algorithm)
         check(refuse_fewer_steps, settings.steps, max(checkpoint.steps(run.workdir), default=0))
@@ -492,13 +493,23 @@ def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunc
 # the parts of a Run
 
 
-def open_split(run: Run, split: str) -> data.Dataset:
-    """The tokenized Dataset of a split, 'train' or 'test'."""
+def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.Dataset:
+    """The tokenized Dataset of a split, 'train' or 'test'; of the split train, with a warning, where there is no test.
+
+    train: the split train, if it is read already.
+    """
     options = run.settings.data
     # where the rewards were refused, nobody knows which rows need an answer
     needs_answer = (lambda example: False) if run.rewards is UNMADE else run.rewards.needs_answer
-    with during(f'reading the {split} split of {options.name}'):
-        return data.load(options, split, run.model.tokenizer, needs_answer)
+    try:
+        with during(f'reading the {split} split of {options.name}'):
+            return data.load(options, split, run.model.tokenizer, needs_answer)
+    except data.MissingSplit as missing:
+        if split == 'train':
+            raise
+        remedy = 'to hold out prompts, set data.held_out=0.05; to name a split or file, data.test_split'
+        logger.warning('no test split: evaluations are of prompts of the train split. %s; %s', missing, remedy)
+    return train or open_split(run, 'train')
 
 
 def open_train_split(run: Run, steered: Steering | None = None) -> data.Dataset:
@@ -518,8 +529,10 @@ def open_splits(run: Run, steered: Steering | None = None, outer: Checks | None 
     """
     with Checks(outer) as check:
         readable = UNMADE if UNMADE in (run.settings.data, run.model) else run
-        splits = data.Splits(check(open_train_split, readable, steered), check(open_split, readable, 'test'))
+        train = check(open_train_split, readable, steered)
+        splits = data.Splits(train, check(open_split, readable, 'test', train))
         check(data.check_shared, splits.train, splits.test)
+        check(data.warn_of_prompts, train)
     return splits
 
 

@@ -2,27 +2,34 @@
 
 Examples:
     python -m grpo_jax show --config=arithmetic
-    python -m grpo_jax show --config=gsm8k --config.model.path=Qwen/Qwen3-0.6B --prompts=1
+    python -m grpo_jax show --config=gsm8k --config.model.path=Qwen/Qwen3-0.6B --prompts=1 --split=test
 """
 
 from collections.abc import Iterator
+import os
+import sys
 from typing import Any
 
 from absl import flags
 
 from grpo_jax import data, train
 from grpo_jax.run import cli
-from grpo_jax.run.open import NOWHERE
+from grpo_jax.run.open import NOWHERE, open_config, open_split
 from grpo_jax.text import escape
 
 
-def lines(config: Any, count: int) -> Iterator[str]:
+def lines(config: Any, count: int, split: str = 'train') -> Iterator[str]:
     """Yields lines on the stop tokens and on the first `count` prompts of step 0: text, token ids, answer.
 
-    Raises BadInput for all that a run of the config would be refused for.
+    split: train, or test, of which an evaluation's prompts are shown. Raises BadInput for all that a run of the config,
+    or its evaluation, would be refused for.
     """
-    run, splits = train.check(config, NOWHERE)
-    tokenizer, dataset, stops = run.model.tokenizer, splits.train, run.settings.sampling.stop_tokens
+    if split == 'train':
+        run, (dataset, _) = train.check(config, NOWHERE)
+    else:
+        run = open_config(config, NOWHERE)
+        dataset = open_split(run, split)
+    tokenizer, stops = run.model.tokenizer, run.settings.sampling.stop_tokens
     yield f'model {run.model.folder}  prompts {len(dataset.examples)}  stop tokens ' + ' '.join(
         f'{i} {tokenizer.convert_ids_to_tokens(i)!r}' for i in stops
     )
@@ -36,11 +43,15 @@ def lines(config: Any, count: int) -> Iterator[str]:
 
 def main() -> None:
     """Runs the command."""
-    for line in lines(flags.FLAGS.config, flags.FLAGS.prompts):
-        print(escape(line))
+    try:
+        for line in lines(flags.FLAGS.config, flags.FLAGS.prompts, flags.FLAGS.split):
+            print(escape(line), flush=True)
+    except BrokenPipeError:  # its reader, like head, has seen enough; the interpreter flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == '__main__':
     flags.DEFINE_integer('prompts', 4, 'How many prompts to show.', lower_bound=1)
+    flags.DEFINE_enum('split', 'train', ['test', 'train'], 'Split of the data.')
     cli.define_flags(workdir=False)
     cli.run(main)

@@ -161,12 +161,12 @@ def test_a_template_that_drops_the_system_message_or_the_history_is_refused_wher
 
 def test_a_chat_that_the_template_refuses_is_the_fault_of_its_row(tmp_path, tokenizer):
     tokenizer.chat_template = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{% if messages[1] %}{{ raise_exception('one message') }}{% endif %}"
         '{% for m in messages %}{{ m.content }}{% endfor %}'
     )
-    rows = [{'prompt': 'x'}, {'prompt': [SYSTEM, LAST]}, {'prompt': 'y'}]
+    rows = [{'prompt': 'x'}, {'prompt': [USER, BOT, LAST]}, {'prompt': 'y'}]
     assert [e.id for e in load(tmp_path, tokenizer, rows).examples] == [0, 2]
-    with pytest.raises(BadInput, match=r'example 1 of the train split = .*cannot write it: .*no system'):
+    with pytest.raises(BadInput, match=r'example 1 of the train split = .*cannot write it: .*one message'):
         load(tmp_path, tokenizer, rows, strict=True)
 
 
@@ -226,7 +226,7 @@ def test_a_mixture_loads_prompts_without_answers_too(tmp_path):
 
 
 def test_an_answer_of_another_type_is_malformed_also_without_a_verifier(tmp_path, tokenizer):
-    rows = [{'prompt': 'x', 'answer': 1}, {'prompt': 'y', 'answer': ['1']}]
+    rows = [{'prompt': 'x', 'answer': 1}, {'prompt': 'y', 'answer': ['1', '2']}]
     assert [e.id for e in load(tmp_path, tokenizer, rows).examples] == [0]
 
 
@@ -257,6 +257,7 @@ def test_show_prints_chats_without_answers(tmp_path, qwen3):
         (tmp_path / f'{split}.jsonl').write_text(json.dumps({'prompt': prompt}) + '\n')
     config = demo.get_config()
     config.reward.verifier, config.supervised.updates = '', 0
+    config.data.prompts_per_step = 1
     shutil.copytree(qwen3.name_or_path, tmp_path / 'model')
     shutil.copy(os.path.join(hf.find('configs/models/Qwen3-0.6B'), 'config.json'), tmp_path / 'model')
     config.model.path, config.model.random_init = str(tmp_path / 'model'), True

@@ -180,10 +180,10 @@ def test_missing_shard_is_refused(tmp_path):
 
 
 def test_what_cannot_be_read_is_refused(tmp_path):
-    (tmp_path / 'train.csv').write_text('q,a\n')
-    with pytest.raises(BadInput, match=r"train.csv': is none of .jsonl, .parquet, .arrow"):
-        files.examples('train', folder=str(tmp_path / '{split}.csv'), **CHAT)
-    with pytest.raises(BadInput, match=r'holds no train.jsonl or .parquet'):
+    (tmp_path / 'train.txt').write_text('q,a\n')
+    with pytest.raises(BadInput, match=r"train.txt': is none of .jsonl, .parquet, .arrow"):
+        files.examples('train', folder=str(tmp_path / '{split}.txt'), **CHAT)
+    with pytest.raises(BadInput, match=r'holds no train.jsonl or .parquet.* \(it has no subfolders, and train.txt\)'):
         files.examples('train', folder=str(tmp_path), **CHAT)
     with pytest.raises(BadInput, match=r'train.jsonl.*no such file'):
         list(jsonl.read(str(tmp_path / 'train.jsonl')))

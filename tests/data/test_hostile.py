@@ -34,7 +34,7 @@ VALUES = [
     [],
     {},
     [[]],
-    [1],
+    [1, 2],
     [None],
     {'a': 1},
     '',
@@ -62,7 +62,7 @@ CHATS = [
     [{'role': 'user', 'content': []}],
     [{'role': 'assistant', 'content': 'x'}],
     [{'role': 'human', 'content': 'x'}],
-    [{'from': 'human', 'value': 'x'}],
+    [{'from': 'human', 'value': 1}],
     [{'role': 'user', 'content': 'x'}, None],
     [{'role': 'user', 'content': 'x'}, 'y'],
     [[{'role': 'user', 'content': 'x'}]],
@@ -197,7 +197,7 @@ TABLES = {
     'truth values': pyarrow.table({'q': ['x'], 'a': [True]}),
     'not a number': pyarrow.table({'q': ['x'], 'a': pyarrow.array([math.nan], pyarrow.float32())}),
     'infinity': pyarrow.table({'q': ['x'], 'a': pyarrow.array([math.inf], pyarrow.float16())}),
-    'lists': pyarrow.table({'q': ['x'], 'a': [[1.5]]}),
+    'lists': pyarrow.table({'q': ['x'], 'a': [[1.5, 2.5]]}),
 }
 
 
@@ -393,7 +393,7 @@ def test_a_damaged_index_of_weights_is_refused(model):
 
 
 @pytest.mark.parametrize(
-    'template', ['', 'prompt', '{Prompt}', '{ prompt }', '{}', '{prompt', '{0}', '%s', '{{question}}', ' ']
+    'template', ['', 'prompt', '{ prompt }', '{}', '{prompt', '{0}', '%s', '{a b}', '\\boxed{answer}', ' ']
 )
 def test_a_template_without_a_place_for_the_prompt_is_refused(template):
     section = ConfigDict(demo.get_config().data.to_dict() | {'template': template})

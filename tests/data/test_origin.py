@@ -182,7 +182,7 @@ def test_a_folder_that_is_not_there_is_refused_without_an_id(hub_cache):
         ('gsm8k', 'openai/gsm8k', {}, {}, 'validation', ['holds no gsm8k_validation.jsonl', 'fetch all of it again']),
         ('code', 'openai/openai_humaneval', {'name': 'mbpp'}, {}, 'train', ['holds no mbpp.jsonl', 'openai_humaneval']),
         ('math', 'HuggingFaceH4/MATH-500', {}, {}, 'train', ['holds no math_train.jsonl']),
-        ('files', 'openai/gsm8k', {'prompt_field': 'a', 'answer_field': 'b'}, {}, 'train', ['main, socratic']),
+        ('files', 'openai/gsm8k', {'subset': 'all'}, {}, 'train', ['main, socratic']),
         (
             *('gsm8k', 'openai/gsm8k', {}, {'main/train-00000-of-00001.parquet': b'PAR1 cut'}, 'train'),
             ['main/train-00000-of-00001.parquet', 'is damaged at row 0', 'fetch it again'],
@@ -319,7 +319,7 @@ def test_what_wants_a_token_is_refused_with_where_to_set_it(online, monkeypatch,
 
 
 def test_a_repository_without_data_files_is_refused(online, monkeypatch):
-    monkeypatch.setattr(FakeHub, 'commits', {OLD: {'README.md': b'#', 'train.csv': b'q,a'}})
+    monkeypatch.setattr(FakeHub, 'commits', {OLD: {'README.md': b'#', 'train.txt': b'q,a'}})
     with pytest.raises(BadInput, match=r'has none of \*.parquet, .* try data.revision=refs/convert/parquet'):
         data.locate(options('gsm8k', 'openai/gsm8k'))
 

@@ -102,11 +102,12 @@ def command(*args, lines=2, keep=('error', 'Error', 'text', 'model', 'train: ', 
     out = [line for line in (done.stdout + done.stderr).replace('\r', '\n').split('\n') if any(k in line for k in keep)]
     print('  $', args[0], *args[1:])
     print(f'    status {done.returncode}', *(f'\n    {line[:400]}' for line in out[len(out) - lines :] if lines))
+    return done.stdout + done.stderr
 
 
 def train(*flags, **more):
     shutil.rmtree('w', ignore_errors=True)
-    command('train', '--config=tiny.py', '--workdir=w', *flags, **more)
+    return command('train', '--config=tiny.py', '--workdir=w', *flags, **more)
 
 
 @case
@@ -142,15 +143,16 @@ def prefilled():
 
 @case
 def splits():
-    """Data sets that have a train split alone (DAPO, Countdown, OpenR1-Math, DeepScaleR, RLVR-GSM, ...), and sets with test alone.
-    Expected: training without held-out data, or a held-out share by config; `show` of a test split."""
+    """Data sets that have a train split alone (DAPO, Countdown, OpenR1-Math, DeepScaleR, RLVR-GSM, ...), and sets with test alone, are
+    trained on, with or without a held-out share, and shown."""
     subprocess.run([sys.executable, 'field.py', 'field'], check=True)
     files = ('--config.data.name=files', '--config.reward.verifier=numeric')
-    train(*files, '--config.data.options.folder=field/dapo_processed.jsonl', '--config.data.options.answer_field=solution')
-    shutil.copy('field/dapo_processed.jsonl/train.jsonl', 'field/dapo_processed.jsonl/test.jsonl')
-    train(*files, '--config.data.options.folder=field/dapo_processed.jsonl', '--config.data.options.answer_field=solution')
-    train(*files, '--config.data.options.folder=field/dapo_raw_name.parquet', '--config.data.options.answer_field=reward_model.ground_truth')
-    command('show', '--config=tiny.py', *files, '--config.data.options.folder=field/math500.jsonl', '--config.data.options.prompt_field=problem')
+    dapo = '--config.data.options.folder=field/dapo_processed.jsonl', '--config.data.options.answer_field=solution'
+    raw = '--config.data.options.folder=field/dapo_raw_name.parquet', '--config.data.options.answer_field=reward_model.ground_truth'
+    assert 'no test split: evaluations are of prompts of the train split' in train(*files, *dapo)
+    assert 'no test split' not in train(*files, *raw, '--config.data.held_out=0.3')
+    shown = '--config.data.options.folder=field/math500.jsonl', '--config.data.options.prompt_field=problem'
+    assert "text 'Compute $" in command('show', '--config=tiny.py', '--split=test', *files, *shown)
 
 
 @case
@@ -302,23 +304,29 @@ def unknown():
 
 @case
 def solved():
-    """Prompt columns that are no prompts. Expected: a word about gold answers within prompts, one prompt for all rows, chats in a text,
-    a template without a generation prompt."""
+    """Prompt columns that are no prompts: gold answers within prompts, one prompt for all rows, and a template without a generation prompt
+    are told, and a chat in a text is a chat."""
     subprocess.run([sys.executable, 'field.py', 'field'], check=True)
     folder = model('chat', ('<s>', '<e>'), chat_template=CHATML)
     chat = ('--config=tiny.py', '--prompts=1', '--config.data.name=files', f'--config.model.path={folder}', '--config.data.chat=True')
-    command('show', *chat, '--config.data.options.folder=field/numina_cot.parquet', '--config.data.options.prompt_field=messages', '--config.data.options.answer_field=solution', lines=1)
-    command('show', *chat[:1], '--prompts=2', *chat[2:], '--config.data.options.folder=field/alpaca.jsonl', '--config.data.options.prompt_field=instruction', '--config.data.options.answer_field=output')
+    numina = '--config.data.options.folder=field/numina_cot.parquet', '--config.data.options.prompt_field=messages'
+    said = command('show', *chat, *numina, '--config.data.options.answer_field=solution', '--config.reward.verifier=', lines=1)
+    assert "prompts of the train split end with the assistant's words" in said
+    alpaca = '--config.data.options.folder=field/alpaca.jsonl', '--config.data.options.prompt_field=instruction'
+    said = command('show', *chat[:1], '--prompts=2', *chat[2:], *alpaca, '--config.data.options.answer_field=output')
+    assert '11 of 12 prompts of the train split repeat another one' in said
     os.makedirs('j', exist_ok=True)
     open('j/train.jsonl', 'w').write(json.dumps({'prompt': json.dumps([{'role': 'user', 'content': '1+3='}]), 'answer': 4}) + '\n')
-    command('show', *chat, '--config.data.options.folder=j', lines=1)
+    one = '--config.data.prompts_per_step=1', '--config.data.options.folder=j'
+    assert "text '<s>user\\n1+3=<e>\\n<s>assistant\\n'" in command('show', *chat, *one, lines=1)
     model('no_turn', ('<s>', '<e>'), chat_template=CHATML.partition('{% if add')[0])
-    command('show', *chat[:3], '--config.model.path=m/no_turn', '--config.data.chat=True', '--config.data.options.folder=j', lines=1)
+    said = command('show', *chat[:3], '--config.model.path=m/no_turn', '--config.data.chat=True', *one, lines=1)
+    assert 'does not open the answer' in said
 
 
 @case
 def plus():
-    """HumanEval+ and MBPP+ in evalplus's form. Expected: read; or refused, not judged by a part of their tests."""
+    """HumanEval+ and MBPP+ in evalplus's form are judged by all their tests."""
     from grpo_jax.data import code, records
 
     subprocess.run([sys.executable, 'field.py', 'field'], check=True)
@@ -326,20 +334,22 @@ def plus():
     shutil.copy('field/humanevalplus.jsonl/test.jsonl', 'c/humaneval.jsonl'), shutil.copy('field/mbppplus.jsonl/test.jsonl', 'c/mbpp.jsonl')
     for name in ('humaneval', 'mbpp'):
         sound, bad = records.split_malformed(code.examples('test', folder='c', name=name))
-        print(' ', name, len(sound), 'read', len(bad), 'malformed', *map(str, bad[:1]))
-    c = default.get_config('dr_grpo')
-    with c.unlocked():
-        c.reward.parts, c.reward.verifier, c.reward.workers = (('code', 1.0),), 'code', 1
-    with rewards.build(rewards.RewardOptions.from_config(c.reward), 512) as functions:
-        r = rewards.compute_rewards(functions, sound[:1], ['```python\ndef add0(x):\n    return 1 if x == 1 else 9\n```'], [False], [5])
-    print('  MBPP+: a program that fails the added tests is paid', float(r.parts['code'][0]))
+        assert (len(sound), bad) == (6, [])
+        c = default.get_config('dr_grpo')
+        with c.unlocked():
+            c.reward.parts, c.reward.verifier, c.reward.workers = (('code', 1.0),), 'code', 1
+        right = sound[0].answer if name == 'mbpp' else f'def add0(x):\n{sound[0].answer}'
+        programs = [f'```python\n{program}\n```' for program in (right, 'def add0(x):\n    return 1 if x == 1 else 9')]
+        with rewards.build(rewards.RewardOptions.from_config(c.reward), 512) as functions:
+            r = rewards.compute_rewards(functions, sound[:1], programs, [False] * 2, [5] * 2)
+        assert list(r.parts['code']) == [1.0, 0.0], 'a program that fails the added tests is paid'
 
 
 @case
 def pipe():
-    """python -m grpo_jax show ... | head -1. Expected: one line, no traceback."""
+    """python -m grpo_jax show ... | head -1 prints one line, and no traceback."""
     done = subprocess.run(f'{sys.executable} -m grpo_jax show --config=tiny.py --prompts=40 | head -1', shell=True, capture_output=True, text=True)
-    print('  stderr ends', repr(done.stderr.strip().split('\n')[-1]))
+    assert done.stdout.count('\n') == 1 and 'Traceback' not in done.stderr, done.stderr
 
 
 if __name__ == '__main__':

@@ -15,6 +15,30 @@ COLUMNS = ('before', 'names', 'setup', 'tests')  # of the data, which the reward
 CONSTANTS = ('True', 'False', 'None', '0', '1', '-1', '1.0', "''", '[]', '()', '{}', 'set()')
 MOST_CONSTANTS = 48  # constants that are tried for an example
 REMEMBERED = 100_000  # examples
+COLUMNS = ('before', 'names', 'setup', 'tests')  # of the data, which the reward reads
+READS_ANSWERS = False  # the gold answer, a program, serves the self-test alone
+# makes a function of a program that reads standard input, which is a file as far as the program knows, and writes
+RUN = """
+import io, os, sys, threading
+
+def run(text):
+    with open('input', 'w', newline='') as file:
+        file.write(text)
+    place = os.open('input', os.O_RDONLY)  # it is 0 where the program has closed that
+    if place:
+        os.dup2(place, 0)
+        os.close(place)
+    sys.stdin, written = open(0, closefd=False), io.BytesIO()
+    sys.stdout = io.TextIOWrapper(written, encoding='utf8', write_through=True)
+    try:
+        exec(compile({program!r}, 'program.py', 'exec'), {{'__name__': '__main__', 'exit': sys.exit, 'quit': sys.exit}})
+    except SystemExit:
+        pass
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join()
+    return written.getvalue().decode()
+"""
 
 _constant_shares = {}  # an example's program text and tests -> the greatest share of a constant
 
@@ -43,8 +67,9 @@ def reward(
         return None
 
     def share(program):
+        source = meta['before'] + program
         passed = sandbox.run(
-            meta['before'] + program,
+            RUN.format(program=source) if meta.get('stdin') else source,
             meta['tests'],
             names=meta['names'],
             setup=meta['setup'],
@@ -53,7 +78,7 @@ def reward(
         )
         return sum(passed) / len(passed)
 
-    value = share(find_program(completion, set(meta['names'].values())))
+    value = share(find_program(completion, () if meta.get('stdin') else set(meta['names'].values())))
     if all_pass or value in (0.0, 1.0):
         return float(value == 1)
     constant = _constant_share(meta, share)
@@ -70,6 +95,7 @@ def _constant_share(meta, share):
         best, names = 0.0, sorted(set(meta['names'].values()))
         for constant in _constants(meta['tests']):
             program = ''.join(f'\ndef {name}(*_, **__): return {constant}\n' for name in names)
+            program = f'print({constant})' if meta.get('stdin') else program
             with contextlib.suppress(Expired, Died):
                 best = max(best, share(program))
         if len(_constant_shares) >= REMEMBERED:
