@@ -136,10 +136,10 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
 def _check_examples(name, rows):
     """Raises BadInput for a row that is no Example, and for ids that are not distinct or not in 0..2^31-1."""
     for row in rows:
-        if not isinstance(row, Example) or not (isinstance(row.prompt, str) and isinstance(row.answer, str)):
-            raise BadInput(
-                'data.name', name, f'gives {shorten(row)!r} and not Examples whose prompt and answer are texts; mend it'
-            )
+        types = str, str, int, dict
+        if not isinstance(row, Example) or not all(map(isinstance, row, types)):
+            fields = 'whose prompt and answer are texts, the id an integer and meta a dict'
+            raise BadInput('data.name', name, f'gives {shorten(row)!r} and not Examples {fields}; mend it')
     ids = {example.id for example in rows}
     if len(ids) < len(rows) or not all(isinstance(i, int) and 0 <= i < 2**31 for i in ids):
         raise BadInput('data.name', name, 'has ids that are not distinct, or not in 0..2^31-1; number them from 0')
@@ -186,7 +186,10 @@ def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
     """
     module, options = _import(name), dict(options)
     _check_options(module, options, whole=True)
-    return module.examples(split, **options)
+    if not user_files.is_file(name):
+        return module.examples(split, **options)
+    with user_files.naming_line('data.name', name, name):
+        return list(module.examples(split, **options))
 
 
 def _check_options(module, options, whole=False):
@@ -220,7 +223,8 @@ def _import(name):
     """
     ranges.check_value('data.name', name, ranges.Text)
     if user_files.is_file(name):
-        module = user_files.import_file(name) if os.path.isfile(name) else None
+        with user_files.naming_line('data.name', name, name):
+            module = user_files.import_file(name) if os.path.isfile(name) else None
     else:
         path = f'grpo_jax.data.{name}'
         exists = name.isidentifier() and importlib.util.find_spec(path)

@@ -50,7 +50,7 @@ def bind_names(function: Callable, thing: str) -> Callable:
         values = [_argument(p, standard, examples, batched, thing) for p in named]
         return values, _unnamed_arguments(standard, examples, batched, named_arguments) if var_keyword else {}
 
-    if inspect.iscoroutinefunction(function):
+    if is_async(function):
 
         @functools.wraps(function)
         async def bound_coroutine(completion, example, **options):
@@ -70,6 +70,11 @@ def bind_names(function: Callable, thing: str) -> Callable:
     bound.__signature__ = inspect.Signature([*(inspect.Parameter(n, kind) for n in USUAL[batched]), *options])
     bound.columns = [p.name for p in named if p.default is p.empty and p.name not in (*SINGLE, *PLURAL, *FIELDS)]
     return bound
+
+
+def is_async(function: Callable) -> bool:
+    """Whether a call of the function, or of the object, must be awaited."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Example]):

@@ -154,12 +154,12 @@ def call_part(reward_functions: RewardFunctions, part: Part, *arguments: Any, **
 
 
 def _submit(reward_functions, part, *arguments, **verdict):
-    """The future of an asynchronous part's Outcome, as of call_part; each call is cancelled at the deadline."""
+    """The future of an asynchronous part's Outcome, as of call_part; a call for one completion has a deadline."""
 
     async def call():
         retry = 0
         while True:
-            limit = asyncio.timeout(reward_functions.options.deadline)
+            limit = asyncio.timeout(None if part.batched else reward_functions.options.deadline)
             try:
                 async with limit:
                     return Outcome(await part.function(*arguments, **verdict), retry > 0)
@@ -203,10 +203,14 @@ def judge_at_once(
 
     examples: the example of each text.
     """
-    if part.asynchronous:
+    if not part.batched:
         futures = [_submit(reward_functions, part, *row) for row in zip(texts, examples, strict=True)]
         return [future.result() for future in futures]
-    outcome = call_part(reward_functions, part, list(texts), list(examples))
+    whole = list(texts), list(examples)
+    if part.asynchronous:
+        outcome = _submit(reward_functions, part, *whole).result()
+    else:
+        outcome = call_part(reward_functions, part, *whole)
     values = outcome.value if isinstance(outcome.value, Sequence) else [outcome.value] * len(texts)
     return [outcome._replace(value=value) for value in values]
 
