@@ -90,7 +90,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     # The compiled programs on whose results the run depends: alike on all hosts, and on record.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
     # Only with steering.branch: run.workdir is that folder, and is made here from the run in workdir.
-    branch.make_branch(run, workdir, learner, splits.train)
+    branch.make_branch(run, workdir, learner)
 
     with (
         run.rewards,  # the threads and processes that judge
@@ -98,7 +98,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         Shell(run.workdir, settings.checkpoint.keep) as shell,  # checkpoints, then files; closed whatever ends the run
     ):
         # All hosts have the same step, config, data and programs, or the run ends here.
-        barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)
+        barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.recorded)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
         if shell.newest is not None or not settings.supervised.updates:  # else behind the cold start that comes
             compiler.start()
@@ -109,7 +109,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         refuse_fewer_steps(settings.steps, int(state.step))  # the config may ask for fewer than are done
         compiler.wait('what a step and an evaluation run')
         check_programs(run.workdir, settings.recorded, programs)  # with the last start's, where all else is the same
-        make_workdir(run, splits.train, int(state.step))  # config.json and all else, now that nothing can be refused
+        make_workdir(run, int(state.step))  # config.json and all else, now that nothing can be refused
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
         renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # copies the policy by its checkpoint
         loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)

@@ -1,11 +1,11 @@
 """Users' Python files, which a config names FILE.py or FILE.py:NAME: how they are found, imported and compared."""
 
-import ast
 from collections.abc import Callable, Iterator
 import contextlib
 import hashlib
 import importlib
 import importlib.util
+import modulefinder
 import os
 import sys
 import sysconfig
@@ -19,6 +19,7 @@ CONFIGS = os.path.realpath(os.path.join(PACKAGE, 'configs'))
 LIBRARIES = (sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
 # beginnings of files that are no user's
 FOREIGN = ('<', *(os.path.join(place, '') for place in (PACKAGE, CONFIGS, *LIBRARIES)))
+CONFIG_FILES = set[str]()  # paths of the configs that the command was started with
 LONGEST = 300  # characters of an exception's text
 _modules = dict[str, str]()  # path of an imported file -> the name of its module
 _stamps = dict[str, tuple]()  # path of a file that was imported, also by another of them -> its time and size then
@@ -29,7 +30,7 @@ def is_file(name: Any) -> bool:
     return isinstance(name, str) and (name.endswith('.py') or '.py:' in name)
 
 
-def find(file: str) -> str | None:
+def find_file(file: str) -> str | None:
     """The path of a user's FILE.py, which lies in the current folder or in the package; None without it."""
     return next((path for path in (file, os.path.join(PACKAGE, file)) if os.path.isfile(path)), None)
 
@@ -53,7 +54,11 @@ def import_file(path: str) -> Any:
     if getattr(module, '__file__', None) == path and not edited:
         return module
     _forget(os.path.dirname(path), edited)
-    folders, name = _choose_name(path)
+    folder, name = _find_package(path)
+    while _is_taken(name.partition('.')[0], folder) and folder != os.path.dirname(folder):
+        folder, above = os.path.split(folder)
+        name = f'{above}.{name}'
+    folders = [*dict.fromkeys([os.path.dirname(path), folder])]
     sys.path[:0] = folders
     bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it hides an edit of the same second and size
     try:
@@ -99,19 +104,13 @@ def _forget(folder, edited):
         _stamps.clear()
 
 
-def _choose_name(path):
-    """(folders, name): with the folders in sys.path, `import name` finds the file.
-
-    The name has the packages in which the file lies, and the names of more folders where another module has the first.
-    """
-    folder, name = os.path.split(path[:-3])
-    folders = [folder]
-    while os.path.isfile(os.path.join(folder, '__init__.py')) or _is_taken(name.partition('.')[0], folder):
+def _find_package(path):
+    """(folder, name): with the folder in sys.path, `import name` finds the file, in the packages in which it lies."""
+    folder, name = os.path.split(path.removesuffix('.py'))
+    while os.path.isfile(os.path.join(folder, '__init__.py')):
         folder, package = os.path.split(folder)
-        if not package:
-            break
         name = f'{package}.{name}'
-    return [*dict.fromkeys([*folders, folder])], name
+    return folder, name
 
 
 def _is_taken(name, folder):
@@ -131,40 +130,18 @@ def _stamp(path):
 
 def digests(path: str) -> dict[str, str]:
     """{path: SHA-256} of a user's file, and of the users' files that it imports, also within functions, and so on."""
-    seen, waiting = dict[str, str](), [os.path.abspath(path)]
-    places = [os.path.dirname(waiting[0]), *map(os.path.abspath, sys.path)]
-    folders = [place for place in dict.fromkeys(places) if not os.path.join(place, '').startswith(FOREIGN)]
-    while waiting:
-        file = waiting.pop()
-        if file in seen or not os.path.isfile(file) or os.path.realpath(file).startswith(FOREIGN):
-            continue
-        with open(file, 'rb') as opened:
-            source = opened.read()
-        seen[file] = hashlib.sha256(source).hexdigest()
-        waiting.append(os.path.join(os.path.dirname(file), '__init__.py'))
-        with contextlib.suppress(SyntaxError, ValueError):
-            waiting += _find_imports(ast.parse(source), os.path.dirname(file), folders)
-    return seen
-
-
-def _find_imports(tree, home, folders) -> Iterator[str]:
-    """Yields paths where the modules may lie that a file imports; home: its folder; folders: of sys.path."""
-    for node in ast.walk(tree):
-        places, names = folders, []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = ['.'.join(filter(None, (node.module, alias.name))) for alias in node.names]
-            places = [os.path.normpath(os.path.join(home, *['..'] * (node.level - 1)))] if node.level else folders
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(('import_module', '__import__')):
-            names = [word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
-        for parts in (name.strip('.').split('.') for name in names):
-            paths = [os.path.join(*parts[: n + 1]) for n in range(len(parts))]
-            for place in places:
-                own = [f'{place}/{path}{end}' for path in paths for end in ('.py', '/__init__.py')]
-                if any(map(os.path.isfile, own)):
-                    yield from map(os.path.normpath, own)
-                    break
+    folder, name = _find_package(os.path.abspath(path))
+    folders = [os.path.dirname(os.path.abspath(path)), folder, *map(os.path.abspath, sys.path)]
+    own = [place for place in folders if not os.path.join(place, '').startswith(FOREIGN)]
+    finder = modulefinder.ModuleFinder(own, excludes=['grpo_jax', 'configs'])
+    with contextlib.suppress(ImportError, SyntaxError, ValueError):  # which is said where it is imported
+        finder.import_hook(name)
+    hashes = {}
+    for file in [os.path.abspath(path), *(vars(module)['__file__'] for module in finder.modules.values())]:
+        if file and os.path.isfile(file) and not file.startswith(FOREIGN):
+            with open(file, 'rb') as opened:
+                hashes[file] = hashlib.sha256(opened.read()).hexdigest()
+    return hashes
 
 
 def place_of(error: BaseException, path: str, first: int | None = None) -> tuple[str, int | None, str]:
@@ -185,16 +162,10 @@ def place_of(error: BaseException, path: str, first: int | None = None) -> tuple
 def explain(error: BaseException, path: str, first: int | None = None) -> str:
     """An exception in a user's file in words: FILE, line N: TYPE: what it says. path, first: as in place_of."""
     file, line, _ = place_of(error, path, first)
-    words = [f'{file}, line {line}' if line else file, type(error).__name__, text_of(error)]
-    return ': '.join(filter(None, words))
-
-
-def text_of(error: BaseException) -> str:
-    """What an exception says, in one line."""
-    try:
-        return ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
-    except Exception:  # a user's exception may fail to say what it is
-        return 'which cannot be printed'
+    text = 'which cannot be printed'
+    with contextlib.suppress(Exception):  # a user's exception may fail to say what it is
+        text = ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
+    return ': '.join(filter(None, [f'{file}, line {line}' if line else file, type(error).__name__, text]))
 
 
 @contextlib.contextmanager
@@ -209,13 +180,13 @@ def naming_line(thing: str, name: str, path: str) -> Iterator[None]:
 
 
 def load_function(thing: str, name: str) -> Callable:
-    """The function FILE.py:NAME; FILE is looked for as `find` does.
+    """The function FILE.py:NAME; FILE is looked for as `find_file` does.
 
     Raises BadInput, which calls the name `thing`, without the file or the function, and with the line of an error in
     the file.
     """
     file, _, function = name.rpartition(':')
-    path = find(file)
+    path = find_file(file)
     if path is None:
         places = f'{os.getcwd()} and {PACKAGE}'
         raise BadInput(thing, name, f'names no file; FILE.py of FILE.py:NAME is looked for in {places}')

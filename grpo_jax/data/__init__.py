@@ -7,11 +7,15 @@ set that is served by weight also has `weights(**options) -> {meta['source']: we
 """
 
 from grpo_jax.data.dataset import (
+    Contents,
     DataOptions,
     Dataset,
     Splits,
+    changes_since,
     check_shared,
+    contents_of,
     examples,
+    examples_in,
     load,
     locate,
     options_of,
@@ -24,14 +28,18 @@ from grpo_jax.data.origin import Origin
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
 
 __all__ = [
+    'Contents',
     'DataOptions',
     'Dataset',
     'Origin',
     'PromptFormat',
     'Splits',
+    'changes_since',
     'check_shared',
+    'contents_of',
     'encode_prompt',
     'examples',
+    'examples_in',
     'indices',
     'load',
     'locate',

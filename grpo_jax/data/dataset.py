@@ -1,10 +1,13 @@
 """Reads config.data, loads and tokenizes a data set's splits, and makes batches of prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
+import hashlib
 import importlib.util
 import inspect
+import json
 import logging
 import os
+import re
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
@@ -54,6 +57,7 @@ class Dataset(NamedTuple):
     examples: list[Example]
     tokens: list[list[int]]
     sources: tuple = ()  # of a mixture: for each source (weight, its examples' indices i64[n])
+    read: Sequence[Example] = ()  # the examples, and those that were left out, as malformed for a model or too long
 
 
 class Splits(NamedTuple):
@@ -102,10 +106,9 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
     options.strict, when most rows are malformed, when no example of the split or of a mixture's source is left, and for
     options, ids or a chat template that do not work.
     """
-    rows = [
-        row.example if isinstance(row, Unanswered) and not needs_answer(row.example) else row
-        for row in examples(options.name, options.options, split)
-    ]
+    rows = examples(options.name, options.options, split)
+    read = examples_in(rows)
+    rows = [row.example if isinstance(row, Unanswered) and not needs_answer(row.example) else row for row in rows]
     _check_examples(options.name, [row for row in rows if not isinstance(row, BadInput)])
     check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
     encoded = drop_malformed(_encode(tokenizer, rows, options.prompt_format, split), options.strict, split)
@@ -130,7 +133,13 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
             longest,
         )
     dataset = pick(Dataset(sound, tokens), fitting)
-    return dataset._replace(sources=_sources(options, dataset.examples))
+    return dataset._replace(sources=_sources(options, dataset.examples), read=read)
+
+
+def examples_in(rows: Sequence[Example | BadInput]) -> list[Example]:
+    """The Examples of a split's rows as `examples` gives them, also those without a gold answer."""
+    rows = [row.example if isinstance(row, Unanswered) else row for row in rows]
+    return [row for row in rows if isinstance(row, Example)]
 
 
 def _check_examples(name, rows):
@@ -255,6 +264,50 @@ def _sources(options, examples):
                 'the source out',
             )
     return tuple(sources)
+
+
+class Contents(NamedTuple):
+    """What a split holds: its length, and a SHA-256 of each of these parts of its examples."""
+
+    rows: int
+    prompts: str  # ids, prompts and chats
+    answers: str
+    columns: str  # meta
+
+
+def contents_of(examples: Sequence[Example]) -> Contents:
+    """The Contents of a split with these Examples."""
+    parts = [(e.id, e.prompt, e.messages) for e in examples], [e.answer for e in examples], [e.meta for e in examples]
+    return Contents(len(examples), *map(_hash, parts))
+
+
+def changes_since(old: Contents, examples: Sequence[Example]) -> str:
+    """What distinguishes a split with these Examples from one with Contents `old`, in words."""
+    added, same = len(examples) - old.rows, contents_of(examples[: old.rows])
+    other = [name for name in ('prompts', 'answers', 'columns') if getattr(same, name) != getattr(old, name)]
+    if added < 0:
+        return f'{-added} fewer'
+    return ' and '.join([f'{added} appended'] * bool(added) + [f'other {name}' for name in other[:1]])
+
+
+def _hash(values):
+    """16 digits of the SHA-256 of JSON values."""
+    digest = hashlib.sha256()
+    for start in range(0, len(values), 4096):
+        block = values[start : start + 4096]
+        try:
+            text = json.dumps(block, default=_to_json)
+        except (TypeError, ValueError):  # keys that JSON does not have, or values that hold themselves
+            text = repr(_to_json(block))
+        digest.update(text.encode())
+    return digest.hexdigest()[:16]
+
+
+def _to_json(value):
+    """A value that JSON does not have, in a form that is the same in every process."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
+    return value.tolist() if hasattr(value, 'tolist') else re.sub(' at 0x[0-9a-f]+', '', repr(value))
 
 
 def pick(dataset: Dataset, indices: Sequence[int] | Int[np.ndarray, ' n']) -> Dataset:

@@ -25,7 +25,6 @@ class Origin(NamedTuple):
     revision: str  # data.revision, as the user gave it
     commit: str  # of the snapshot that is read; '' when the folder is read
     folder: str  # data.options.folder; '' when the snapshot is read
-    digest: str = ''  # of the examples, of all sources, that the run began with; '' where there is a commit
 
 
 def choose_folder(

@@ -47,7 +47,7 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
     the file and for a result of the wrong type.
     """
     file, _, name = path.rpartition(':')
-    file = user_files.find(file)
+    file = user_files.find_file(file)
     if file is None:
         where = f'{os.getcwd()}, nor beside the config, nor in {PACKAGE}'
         raise BadInput('reward.parts', path, f'no such file in {where}; give FILE.py:NAME')

@@ -44,7 +44,9 @@ class Parser(flags.ArgumentParser):
     def parse(self, argument: str) -> ConfigDict:
         """The config of NAME[:PRESET]; raises BadInput for a missing file, an error in it, and an unknown key."""
         file, _, preset = argument.partition(':')
-        config = read_config(locate(file), *([preset] if preset else []))
+        path = locate(file)
+        config = read_config(path, *([preset] if preset else []))
+        user_files.CONFIG_FILES.add(os.path.abspath(path))
         overrides: dict[str, str | None] = {}  # dotted key -> value; None when the value is the next argument
         for text in sys.argv if self._argv is None else self._argv:
             if match := OVERRIDE.fullmatch(text):
