@@ -16,13 +16,14 @@ import numpy as np
 
 from grpo_jax import ranges, user_files
 from grpo_jax.data import origin
-from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, render_prompts
+from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, make_bound, render_prompts
 from grpo_jax.data.records import Unanswered, drop_malformed, shorten
 from grpo_jax.errors import NO_VALUE, BadInput, Checks
 from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, NoKey, Range, Text
 from grpo_jax.types import Example, Prompts
 
 logger = logging.getLogger('grpo_jax')
+MOST_AT_ONCE = 10_000  # rows of a split whose prompts are all encoded before the run
 MOST_SHARED = 0.5  # share of the test prompts that the train split may have too; above it, they measure memory
 
 
@@ -51,11 +52,31 @@ class DataOptions(NamedTuple):
         return cls(**values | {'options': dict(section['options']), 'prompt_format': prompt_format})
 
 
+class Tokens(Sequence):
+    """The token ids of prompts, each encoded when it is first asked for."""
+
+    def __init__(self, ids: list[list[int] | None], encode: Callable[[int], list[int]]):
+        """ids: None where they are not known yet; encode: of a place in `ids`."""
+        self._ids, self._encode = ids, encode
+
+    def __len__(self):
+        return len(self._ids)
+
+    def __getitem__(self, place):
+        if self._ids[place] is None:
+            self._ids[place] = self._encode(place)
+        return self._ids[place]
+
+    def pick(self, places: Sequence[int] | Int[np.ndarray, ' n']) -> 'Tokens':
+        """Those of some of the prompts."""
+        return Tokens([self._ids[place] for place in places], lambda place: self[places[place]])
+
+
 class Dataset(NamedTuple):
     """Examples and their token ids, in the same order."""
 
     examples: list[Example]
-    tokens: list[list[int]]
+    tokens: Sequence[list[int]]
     sources: tuple = ()  # of a mixture: for each source (weight, its examples' indices i64[n])
     read: Sequence[Example] = ()  # the examples, and those that were left out, as malformed for a model or too long
 
@@ -111,12 +132,12 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
     rows = [row.example if isinstance(row, Unanswered) and not needs_answer(row.example) else row for row in rows]
     _check_examples(options.name, [row for row in rows if not isinstance(row, BadInput)])
     check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
-    encoded = drop_malformed(_encode(tokenizer, rows, options.prompt_format, split), options.strict, split)
+    longest = options.max_prompt_tokens
+    encoded = drop_malformed(_encode(tokenizer, rows, options.prompt_format, split, longest), options.strict, split)
     if not encoded:
         raise BadInput('data.options', options.options, f'gives no example of the {split} split; change these options')
     sound, tokens = map(list, zip(*encoded, strict=True))
-    longest = options.max_prompt_tokens
-    fitting = [i for i, prompt in enumerate(tokens) if len(prompt) <= longest]
+    fitting = [i for i, prompt in enumerate(tokens) if prompt is None or len(prompt) <= longest]
     if not fitting:
         raise BadInput(
             'data.max_prompt_tokens',
@@ -132,7 +153,17 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
             split,
             longest,
         )
-    dataset = pick(Dataset(sound, tokens), fitting)
+
+    def encode(place):
+        where = f'example {sound[place].id} of the {split} split'
+        ids = encode_prompt(tokenizer, sound[place].prompt, options.prompt_format, (), where)
+        if len(ids) > longest:  # the tokenizer writes more tokens than characters
+            raise BadInput(
+                'data.max_prompt_tokens', longest, f'is less than the {len(ids)} tokens of {where}; raise it'
+            )
+        return ids
+
+    dataset = pick(Dataset(sound, Tokens(tokens, encode) if None in tokens else tokens), fitting)
     return dataset._replace(sources=_sources(options, dataset.examples), read=read)
 
 
@@ -154,8 +185,12 @@ def _check_examples(name, rows):
         raise BadInput('data.name', name, 'has ids that are not distinct, or not in 0..2^31-1; number them from 0')
 
 
-def _encode(tokenizer, rows, prompt_format, split):
-    """A list with (example, its prompt's token ids) for each row, or a BadInput if row or prompt is malformed."""
+def _encode(tokenizer, rows, prompt_format, split, longest):
+    """A list with (example, its prompt's token ids) for each row, or a BadInput if row or prompt is malformed.
+
+    Of very many prompts, those that surely have at most `longest` tokens have None in the place of their ids.
+    """
+    fits = make_bound(tokenizer, prompt_format, longest) if len(rows) > MOST_AT_ONCE else lambda text: False
     rendered: list[Any] = [None] * len(rows)  # the chat template's texts; None without a chat template
     chats = [i for i, row in enumerate(rows) if prompt_format.chat and not isinstance(row, BadInput)]
     for i, text in zip(chats, render_prompts(tokenizer, prompt_format, [rows[i] for i in chats]), strict=True):
@@ -164,6 +199,9 @@ def _encode(tokenizer, rows, prompt_format, split):
     for row, text in zip(rows, rendered, strict=True):
         if isinstance(row, BadInput):
             encoded.append(row)
+            continue
+        if fits(row.prompt):
+            encoded.append((row, None))
             continue
         where = f'example {row.id} of the {split} split'
         try:
@@ -174,15 +212,20 @@ def _encode(tokenizer, rows, prompt_format, split):
     return encoded
 
 
+def key_of(example: Example) -> tuple[str, str]:
+    """What equal prompts have in common, and others do not: the prompt, and the chat."""
+    return example.prompt, repr(example.messages) if example.messages else ''
+
+
 def check_shared(train: Dataset, test: Dataset) -> None:
     """Warns of test prompts that the train split has too; raises BadInput when their share exceeds MOST_SHARED."""
-    seen = {*map(tuple, train.tokens)}
-    shared = [example for example, tokens in zip(test.examples, test.tokens, strict=True) if tuple(tokens) in seen]
+    seen = {*map(key_of, train.examples)}
+    shared = [example for example in test.examples if key_of(example) in seen]
     if not shared:
         return
-    which = f'{len(shared)} of {len(test.tokens)} prompts of the test split'
+    which = f'{len(shared)} of {len(test.examples)} prompts of the test split'
     where = f'are in the train split, like example {shared[0].id}'
-    if len(shared) > MOST_SHARED * len(test.tokens):
+    if len(shared) > MOST_SHARED * len(test.examples):
         remedy = 'an evaluation would measure memory; take other data for one of the two'
         raise BadInput(which, NO_VALUE, f'{where}: {remedy}')
     logger.warning('%s %s', which, where)
@@ -315,7 +358,7 @@ def pick(dataset: Dataset, indices: Sequence[int] | Int[np.ndarray, ' n']) -> Da
     sources = ((weight, np.flatnonzero(np.isin(indices, members))) for weight, members in dataset.sources)
     return Dataset(
         [dataset.examples[i] for i in indices],
-        [dataset.tokens[i] for i in indices],
+        dataset.tokens.pick(indices) if isinstance(dataset.tokens, Tokens) else [dataset.tokens[i] for i in indices],
         tuple(source for source in sources if len(source[1])),
     )
 

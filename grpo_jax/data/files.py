@@ -1,6 +1,6 @@
 """Any data set in files: JSONL, JSON, Parquet, data sets of the hub, folders of `datasets` and tensorflow-datasets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 import glob
 import os
 import re
@@ -8,24 +8,33 @@ from typing import Any
 
 from grpo_jax.data import jsonl, tables
 from grpo_jax.data.records import Unanswered, convert_rows, get_field, read_prompt, shorten, text_field
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.types import Example
 
 READERS = {'.jsonl': jsonl.read, '.parquet': tables.read_parquet, '.arrow': tables.read_arrow, '.json': jsonl.read_list}
 FILES = ''
+PYTHON = 'examples of train.run'  # in the place of a folder: rows that lie in no file
 
 
 def examples(
-    split: str, *, folder: str, prompt_field: str = 'prompt', answer_field: str = 'answer', subset: str = ''
+    split: str,
+    *,
+    folder: str | Mapping[str, Sequence],
+    prompt_field: str = 'prompt',
+    answer_field: str = 'answer',
+    subset: str = '',
 ) -> list[Example | BadInput]:
     """Reads a split from a folder, or from its subset (see rows); ids are row numbers, meta is the whole row.
 
+    folder: also the rows themselves by split, dicts or Examples.
     prompt_field, answer_field: 'a.b' is field b of field a; the prompt may be a chat. A row without answer becomes
     Unanswered, and so does every row where answer_field is ''.
     """
 
     def example(row, index, where):
+        if isinstance(row, Example):
+            return row
         prompt, messages = read_prompt(row, prompt_field, where)
         try:
             return Example(prompt, text_field(row, answer_field, where), index, row, messages)
@@ -36,7 +45,7 @@ def examples(
             unanswered.example = Example(prompt, '', index, row, messages)
             raise unanswered from None
 
-    return convert_rows(example, rows(open_subset(folder, subset), split))
+    return convert_rows(example, rows(folder if isinstance(folder, Mapping) else open_subset(folder, subset), split))
 
 
 def open_subset(folder: str, subset: str, main: str = 'default') -> str:
@@ -55,7 +64,7 @@ def open_subset(folder: str, subset: str, main: str = 'default') -> str:
     return folder
 
 
-def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]:
+def rows(folder: str | Mapping[str, Sequence], split: str, prefix: str = '') -> Iterator[tuple[str, Any]]:
     """Yields (where, row) for each row of a split, as grpo_jax.data.records says.
 
     {split} in `folder` stands for the split's name. The folder has one of
@@ -66,6 +75,12 @@ def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]
     - files that tensorflow-datasets prepared
     `folder` may also be a file with {split} in its name. Raises BadInput where the split is not there.
     """
+    if isinstance(folder, Mapping):
+        yield from _rows_of_python(folder, split)
+        return
+    if folder == PYTHON:
+        remedy = 'came from Python: call train.run(config, workdir, examples=...) with them, or name a folder with them'
+        raise BadInput('the rows of the run', NO_VALUE, remedy)
     path_of_split = folder.replace('{split}', split)
     if os.path.isfile(os.path.join(path_of_split, 'features.json')):
         yield from tables.read_prepared(path_of_split, split)
@@ -81,6 +96,20 @@ def rows(folder: str, split: str, prefix: str = '') -> Iterator[tuple[str, Any]]
         if not reader:
             raise BadInput('data file', path, f'is none of {", ".join(READERS)}; convert it to one of these')
         yield from reader(path)
+
+
+def _rows_of_python(examples, split):
+    """Yields (where, row) for each row of a split that was handed to train.run."""
+    if split not in examples:
+        raise BadInput('examples', [*examples], f'have no split {split!r}; add its rows')
+    for index, row in enumerate(examples[split]):
+        where = f'examples[{split!r}][{index}]'
+        if isinstance(row, Mapping):
+            row = tables.to_plain(dict(row))
+        elif not isinstance(row, Example):
+            remedy = "must be a dict or an Example; for a DataFrame give frame.to_dict('records')"
+            row = BadInput(where, shorten(row), remedy)
+        yield where, row
 
 
 def has_split(folder: str, split: str) -> bool:

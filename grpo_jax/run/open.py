@@ -3,7 +3,7 @@
 The parts are its data sets, sampler, learner, weights and state. Only functions that make a part take the whole Run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
 import filecmp
@@ -84,10 +84,19 @@ def open_training(
     functions: Mapping | None = None,
     steered: Steering | None = None,
     outer: Checks | None = None,
+    examples: Mapping[str, Iterable] | None = None,
 ) -> tuple[Run, data.Splits]:
-    """The Run of a training, whose rewards have been called once, and its splits. Arguments: as in open_run."""
+    """The Run of a training, whose rewards have been called once, and its splits.
+
+    examples: rows by split, in the place of the config's data. Other arguments: as in open_run.
+    """
     with Checks(outer) as check:
+        config = config if examples is None else make_python_config(config)
         run = open_run(config, workdir, algorithm, functions, steered, check)
+        if examples is not None and run.settings.data is not UNMADE:
+            section = run.settings.data
+            given = section.options | {'folder': {split: list(rows) for split, rows in examples.items()}}
+            run = dataclasses.replace(run, settings=run.settings._replace(data=section._replace(options=given)))
         splits = open_splits(run, check)
         tried = check(gold.try_out, run.rewards, splits.train.examples)
         read = UNMADE if UNMADE in splits else splits._asdict()
@@ -382,6 +391,17 @@ def make_whole_config(config: Any, algorithm: Algorithm | None = None) -> Any:
     section = algorithms.to_section(algorithm) if algorithm else algorithms.file_numbers(config.algorithm)
     with config.unlocked(), config.ignore_type():
         config.algorithm.update({key: x for key, x in section.items() if algorithm or key not in config.algorithm})
+    return config
+
+
+def make_python_config(config: Any) -> Any:
+    """A copy of a config whose data are rows from Python; options of `files`, which reads their columns, stay."""
+    config = config.copy_and_resolve_references()
+    with config.unlocked(), config.ignore_type():
+        section = config.data
+        options = section.options.to_dict() if section.name == 'files' else {}
+        section.update(name='files', path='', revision='')
+        section.options = options | {'folder': data.PYTHON}
     return config
 
 

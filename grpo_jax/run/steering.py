@@ -258,6 +258,9 @@ def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -
 
     With a change that a run cannot go on with, the workdir holds another run.
     """
+    if any(change.key == 'data.options.folder' and change.old == data.PYTHON for change in changed):
+        remedy = 'go on with train.run(config, workdir, examples=...) and the same rows, or use another --workdir'
+        raise BadInput('--workdir', workdir, f'holds a run whose data came from Python; {remedy}')
     fixed = [change.key for change in changed if change.kind not in (Kind.FREE, Kind.AMENDABLE)]
     inherited = [change.key for change in changed if change.kind == Kind.INHERITED]
     named = sorted(changed, key=lambda change: change.key not in (inherited or fixed))[:MOST_NAMED]
