@@ -23,9 +23,8 @@ from grpo_jax.data.dataset import (
     prompts,
     spread,
 )
-from grpo_jax.data.files import PYTHON
 from grpo_jax.data.order import indices, revisit, walk
-from grpo_jax.data.origin import Origin
+from grpo_jax.data.origin import PYTHON, Origin
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
 
 __all__ = [

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from grpo_jax.data import jsonl, tables
+from grpo_jax.data.origin import PYTHON
 from grpo_jax.data.records import Unanswered, convert_rows, get_field, read_prompt, shorten, text_field
 from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import json_file
@@ -14,7 +15,6 @@ from grpo_jax.types import Example
 
 READERS = {'.jsonl': jsonl.read, '.parquet': tables.read_parquet, '.arrow': tables.read_arrow, '.json': jsonl.read_list}
 FILES = ''
-PYTHON = 'examples of train.run'  # in the place of a folder: rows that lie in no file
 
 
 def examples(

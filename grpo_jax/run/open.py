@@ -95,7 +95,7 @@ def open_training(
         run = open_run(config, workdir, algorithm, functions, steered, check)
         if examples is not None and run.settings.data is not UNMADE:
             section = run.settings.data
-            given = section.options | {'folder': {split: list(rows) for split, rows in examples.items()}}
+            given = {**section.options, 'folder': {split: list(rows) for split, rows in examples.items()}}
             run = dataclasses.replace(run, settings=run.settings._replace(data=section._replace(options=given)))
         splits = open_splits(run, check)
         tried = check(gold.try_out, run.rewards, splits.train.examples)

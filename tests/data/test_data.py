@@ -12,7 +12,8 @@ import pytest
 
 from grpo_jax import data
 from grpo_jax.configs import arithmetic as demo
-from grpo_jax.data import arithmetic, dataset, gsm8k, gsm8k_calculator, tinystories
+from grpo_jax.data import arithmetic, gsm8k, gsm8k_calculator, tinystories
+from grpo_jax.data import dataset as reading
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.rewards import numeric
@@ -338,9 +339,9 @@ def test_very_many_prompts_are_encoded_when_they_are_drawn(tmp_path, monkeypatch
     options = data.DataOptions(name='files', options={'folder': str(tmp_path)}, max_prompt_tokens=12)
     tokenizer = hf.load_tokenizer(hf.find('configs/models/characters'))
     whole = data.load(options, 'train', tokenizer)
-    monkeypatch.setattr(dataset, 'MOST_AT_ONCE', 10)
-    encoded, encode = [], dataset.encode_prompt
-    monkeypatch.setattr(dataset, 'encode_prompt', lambda *given: encoded.append(given[1]) or encode(*given))
+    monkeypatch.setattr(reading, 'MOST_AT_ONCE', 10)
+    encoded, encode = [], reading.encode_prompt
+    monkeypatch.setattr(reading, 'encode_prompt', lambda *given: encoded.append(given[1]) or encode(*given))
     lazy = data.load(options, 'train', tokenizer)
     assert encoded == texts[-2:]  # the one is long, the other no plain ASCII
     assert lazy.examples == whole.examples and len(lazy.tokens) == len(whole.tokens) == 61
