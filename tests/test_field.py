@@ -4,11 +4,25 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.parametrize('case', ['files'])
+def test_a_case_is_as_its_user_expects(case):
+    run([case])
+
+
+def test_a_run_on_other_contents_is_as_its_user_expects(long):
+    run(['resumed'])
+
+
 def test_cases_of_rewards_run():
-    cases = ['golds', 'unknown', 'needs', 'language']
+    run(['golds', 'unknown', 'needs', 'language'])
+
+
+def run(cases):
     command = [sys.executable, 'tests/field/repro.py', *cases]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
