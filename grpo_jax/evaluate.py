@@ -277,7 +277,7 @@ def open_recorded(
     trust: whether the code files that the config names may run; functions: as given to train.run; evaluation: values
     for keys of config.evaluation. Raises BadInput when the config names code and trust is False.
     """
-    config = config_file.read_recorded(workdir, trust)
+    config: Any = config_file.read_recorded(workdir, trust)
     config.mesh = meshes.Axes()._asdict()
     config.evaluation.update(evaluation or {})
     return open_config(config, workdir, folder=files.path_inside(workdir, 'model'), functions=functions)

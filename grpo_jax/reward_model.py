@@ -8,6 +8,7 @@ Examples:
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import dataclasses
 import functools
 import os
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from grpo_jax.rewards.model import TEXTS_FILE, encode_completion
 from grpo_jax.run import cli, console
 from grpo_jax.run.loop import owns_workdir
 from grpo_jax.run.open import Run, make_policy, open_config, open_splits
+from grpo_jax.run.steering import read_contents
 from grpo_jax.sharding import batches, compiled, specs
 from grpo_jax.types import LabelledBatch, Rollout
 
@@ -74,6 +76,7 @@ def run(config, workdir):
     settings, tokenizer = run.settings, run.model.tokenizer
     settings.log.tracking.check()
     splits, options = open_splits(run), settings.reward_model
+    run = dataclasses.replace(run, contents=read_contents(workdir, settings.recorded, splits._asdict()))
     objective, most = OBJECTIVES[options.objective], settings.sampling.max_tokens
     train, test = (read_labelled(split, objective, tokenizer, options, most, settings.data.name) for split in splits)
     shapes, pad_token = settings.shapes(settings.supervised.batch, objective.completions), settings.sampling.pad_token
@@ -89,7 +92,7 @@ def run(config, workdir):
     def initial():
         return learner.initial(make_initial_params(run))
 
-    training = supervised.Training(splits.train, train.dataset.examples, batch, learner, learner.update, initial)
+    training = supervised.Training(batch, learner, learner.update, initial)
     state = supervised.make_trained(run, 'reward model', training)
 
     def predict(labelled):

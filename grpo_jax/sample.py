@@ -25,7 +25,6 @@ from grpo_jax.run import cli, digest, steering
 from grpo_jax.run.open import Run, make_run_sampler, open_split
 from grpo_jax.run.rows import read_rows, rollout_rows
 from grpo_jax.run.settings import kind_of
-from grpo_jax.run.steering import digest_of
 from grpo_jax.text import during
 
 FILE = 'sampling.json'  # origin of a folder's samples: policy, prompts, config
@@ -59,7 +58,7 @@ def run(config: Any, workdir: str | None, to: str, request: Request, trust: bool
     params, model = policy.load()
     record = {
         'model': model | {'digest': digest.hash_tree(params)},
-        'data': digest_of(dataset),
+        'data': data.contents_of(dataset.examples)._asdict(),
         'request': request._asdict(),
         'config': opened.settings.recorded,
     }

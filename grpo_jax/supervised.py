@@ -5,7 +5,8 @@ Examples:
     python -m grpo_jax.supervised --config=countdown --workdir=runs/sft2 --config.supervised.updates=2000
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+import dataclasses
 import os
 from typing import Any, NamedTuple
 
@@ -17,15 +18,14 @@ from grpo_jax import data
 from grpo_jax.collect import demonstrations
 from grpo_jax.collect.demonstrations import SFT
 from grpo_jax.errors import BadInput
-from grpo_jax.example import Example
 from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.models.lora import LoraOptions, turn_off
 from grpo_jax.run import checkpoint, cli
 from grpo_jax.run.loop import Shell, owns_workdir
-from grpo_jax.run.open import Run, barrier, make_policy, make_workdir, open_config, open_state, open_train_split
+from grpo_jax.run.open import Run, barrier, make_policy, make_workdir, open_config, open_split, open_state
 from grpo_jax.run.settings import Settings
-from grpo_jax.run.steering import Steering, changes
+from grpo_jax.run.steering import Steering, changes, read_contents
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.compiled import BackgroundCompiler
 from grpo_jax.types import Experience, TrainState
@@ -85,7 +85,9 @@ def run(
         if not finished:  # else its programs have nothing left to do
             compiler.add(learner.programs.values())
             compiler.start()
-        train_split = train_split or open_train_split(opened, steered)
+        train_split = train_split or open_split(opened, 'train')
+        contents = read_contents(workdir, settings.recorded, {'train': train_split}, functions, steered)
+        opened = dataclasses.replace(opened, contents=contents)
         end = data.find_end(tokenizer, settings.data.prompt_format, settings.sampling.stop_tokens)
         dataset, completions = demonstrations.find(
             train_split, tokenizer, ('demonstration',), settings.sampling.max_tokens, settings.data.name, end
@@ -107,7 +109,7 @@ def run(
             compiler.wait('the cold start')  # the state's program would wait behind these, without a message
             return learner.initial(params)
 
-        training = Training(train_split, dataset.examples, batch, learner, update, initial)
+        training = Training(batch, learner, update, initial)
         return make_trained(opened, 'cold start', training, None if finished else compiler, on_step)
 
 
@@ -140,8 +142,6 @@ def _supervised_config(config):
 class Training(NamedTuple):
     """The data and functions of a training on demonstrations or labels, for `make_trained`."""
 
-    split: data.Dataset  # the train split
-    examples: Sequence[Example]  # the examples of the split that are used
     batch: Callable  # (step) -> host arrays
     learner: Any  # a Learner or RewardLearner
     update: Callable  # (TrainState, batch on the mesh) -> (TrainState, metrics)
@@ -162,8 +162,8 @@ def make_trained(
     """
     settings, learner, origins = run.settings, training.learner, run.settings.data.origins
     with Shell(run.workdir, keep=1) as shell:
-        barrier(shell.newest, settings.recorded, origins, {'update': learner.update}, training.examples)
-        make_workdir(run, training.split, shell.newest)
+        barrier(shell.newest, settings.recorded, origins, {'update': learner.update}, run.contents.recorded)
+        make_workdir(run, shell.newest)
         state = open_state(run, shell.checkpoints, learner.state) or training.initial()
         if compiler is not None:
             compiler.wait('the cold start')

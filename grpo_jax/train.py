@@ -63,18 +63,21 @@ from grpo_jax.types import Experience, Rollout, TrainState
 
 
 @owns_workdir
-def run(config, workdir, algorithm=None, functions=None, profile=None, steering=None, on_step=None) -> TrainState:
+def run(
+    config, workdir, algorithm=None, functions=None, profile=None, steering=None, on_step=None, examples=None
+) -> TrainState:
     """Trains a policy and returns its last TrainState; called again with the same workdir, it resumes.
 
     algorithm: an Algorithm in place of the config's, for example from a notebook; functions: rewards by name, which
     config.reward.parts may list; profile: (first, last) step of a trace in workdir/profile; steering: what to do when
     the run was begun with another config, like Steering(amend=True) or Steering(branch=folder); on_step(step, row) is
-    called after each step with its row of metrics.jsonl; an exception in it ends the run, saved. After a signal, the
-    step in progress is finished and saved, and Stopped is raised. Raises BadInput before any device work when a setting
-    cannot work.
+    called after each step with its row of metrics.jsonl; an exception in it ends the run, saved; examples: {'train':
+    rows, 'test': rows} in place of the config's data: dicts, whose columns are read like those of files, or Examples.
+    After a signal, the step in progress is finished and saved, and Stopped is raised. Raises BadInput before any device
+    work when a setting cannot work.
     """
     # Model, tokenizer, rewards, mesh; data to learn from and to be evaluated on. All that is wrong is refused at once.
-    run, splits = open_training(config, workdir, algorithm, functions, steering)
+    run, splits = open_training(config, workdir, algorithm, functions, steering, examples=examples)
     settings, algorithm = run.settings, run.algorithm  # typed values; algorithm: or the config's
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
@@ -91,7 +94,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     # The compiled programs on whose results the run depends: alike on all hosts, and on record.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
     # Only with steering.branch: run.workdir is that folder, and is made here from the run in workdir.
-    branch.make_branch(run, workdir, learner, splits.train)
+    branch.make_branch(run, workdir, learner)
 
     with (
         run.rewards,  # the threads and processes that judge
@@ -99,7 +102,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         Shell(run.workdir, settings.checkpoint.keep, settings.checkpoint.best) as shell,  # closed whatever ends the run
     ):
         # All hosts have the same step, config, data and programs, or the run ends here.
-        barrier(shell.newest, settings.recorded, settings.data.origins, programs, collector.examples)
+        barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.recorded)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
         if shell.newest is not None or not settings.supervised.updates:  # else behind the cold start that comes
             compiler.start()
@@ -110,7 +113,7 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
         refuse_fewer_steps(settings.steps, int(state.step))  # the config may ask for fewer than are done
         compiler.wait('what a step and an evaluation run')
         check_programs(run.workdir, settings.recorded, programs)  # with the last start's, where all else is the same
-        make_workdir(run, splits.train, int(state.step))  # config.json and all else, now that nothing can be refused
+        make_workdir(run, int(state.step))  # config.json and all else, now that nothing can be refused
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
         renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # copies the policy by its checkpoint
         loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)
@@ -145,13 +148,13 @@ def run(config, workdir, algorithm=None, functions=None, profile=None, steering=
     return state
 
 
-def check(config, workdir, algorithm=None, functions=None, steering=None) -> tuple[Run, data.Splits]:
+def check(config, workdir, algorithm=None, functions=None, steering=None, examples=None) -> tuple[Run, data.Splits]:
     """The Run of these arguments, as `run` opens it, and its splits; writes nothing, and compiles nothing.
 
     Raises BadInput for all that would end the run before its first step, failures of the gold self-test among it.
     """
     with Checks() as checks:
-        run, splits = open_training(config, workdir, algorithm, functions, steering, checks)
+        run, splits = open_training(config, workdir, algorithm, functions, steering, checks, examples)
         checks(gold.check, run.rewards, splits.train.examples)
     settings, begun = run.settings, checkpoint.steps(run.workdir) or (steering and steering.branch)
     with Checks() as checks, run.rewards:

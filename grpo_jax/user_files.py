@@ -1,17 +1,28 @@
-"""Users' Python files, which a config names FILE.py or FILE.py:NAME: how they are found and loaded."""
+"""Users' Python files, which a config names FILE.py or FILE.py:NAME: how they are found, imported and compared."""
 
-from collections.abc import Callable
-import functools
+from collections.abc import Callable, Iterator
+import contextlib
 import hashlib
+import importlib
+import importlib.util
+import modulefinder
 import os
+import sys
+import sysconfig
 import traceback
-import types
 from typing import Any
 
 from grpo_jax import PACKAGE
 from grpo_jax.errors import BadInput
 
-DIGEST = '__sha256__'  # name in a loaded module: the SHA-256 of its file
+CONFIGS = os.path.realpath(os.path.join(PACKAGE, 'configs'))
+LIBRARIES = (sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
+# beginnings of files that are no user's
+FOREIGN = ('<', *(os.path.join(place, '') for place in (PACKAGE, CONFIGS, *LIBRARIES)))
+CONFIG_FILES = set[str]()  # paths of the configs that the command was started with
+LONGEST = 300  # characters of an exception's text
+_modules = dict[str, str]()  # path of an imported file -> the name of its module
+_stamps = dict[str, tuple]()  # path of a file that was imported, also by another of them -> its time and size then
 
 
 def is_file(name: Any) -> bool:
@@ -19,39 +30,168 @@ def is_file(name: Any) -> bool:
     return isinstance(name, str) and (name.endswith('.py') or '.py:' in name)
 
 
+def find_file(file: str) -> str | None:
+    """The path of a user's FILE.py, which lies in the current folder or in the package; None without it."""
+    return next((path for path in (file, os.path.join(PACKAGE, file)) if os.path.isfile(path)), None)
+
+
+def is_imported(path: str) -> bool:
+    """Whether import_file has imported the file of this absolute path."""
+    return path in _modules
+
+
 def import_file(path: str) -> Any:
-    """The module of a Python file, which is run once in a process, and again when the file has changed."""
-    return _import(os.path.abspath(path), os.stat(path).st_mtime_ns)
+    """The module of a Python file, which is imported once in a process, and again when it or its imports have changed.
 
-
-@functools.cache
-def _import(path, changed):
-    with open(path, 'rb') as file:
-        source = file.read()
-    module = types.ModuleType(os.path.splitext(os.path.basename(path))[0])
-    vars(module).update({'__file__': path, DIGEST: hashlib.sha256(source).hexdigest()})
-    exec(compile(source, path, 'exec'), vars(module))  # no import, which may take an earlier version from __pycache__
+    As with `python FILE.py`, its imports are looked for in its folder first; later that folder stands behind the
+    standard library in sys.path. sys.modules has the module under a name by which other processes find it.
+    """
+    path = os.path.abspath(path)
+    if path.startswith(os.path.join(PACKAGE, '')):
+        return importlib.import_module(os.path.relpath(path, os.path.dirname(PACKAGE))[:-3].replace(os.sep, '.'))
+    edited = any(stamp != _stamp(file) for file, stamp in _stamps.items() if os.path.exists(file))
+    module = sys.modules.get(_modules.get(path, ''))
+    if getattr(module, '__file__', None) == path and not edited:
+        return module
+    _forget(os.path.dirname(path), edited)
+    folder, name = _find_package(path)
+    while _is_taken(name.partition('.')[0], folder) and folder != os.path.dirname(folder):
+        folder, above = os.path.split(folder)
+        name = f'{above}.{name}'
+    folders = [*dict.fromkeys([os.path.dirname(path), folder])]
+    sys.path[:0] = folders
+    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it hides an edit of the same second and size
+    try:
+        importlib.invalidate_caches()
+        module = _load(name, path)
+    finally:
+        sys.dont_write_bytecode = bytecode
+        for folder in folders:
+            sys.path.remove(folder)
+            if folder not in sys.path:  # in front of installed packages, and never of the standard library
+                installed = (i for i, place in enumerate(sys.path) if place.endswith('-packages'))
+                sys.path.insert(next(installed, len(sys.path)), folder)
+        _stamps.update((file, _stamp(file)) for file in digests(path))
+    _modules[path] = name
     return module
 
 
+def _load(name, path):
+    """The module of a file under a name in sys.modules, behind the packages in which it lies."""
+    parent, _, child = name.rpartition('.')
+    package = importlib.import_module(parent) if parent else None
+    spec: Any = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        exec(spec.loader.source_to_code(spec.loader.get_data(path), path), vars(module))
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    if package and not hasattr(package, child):
+        setattr(package, child, module)
+    return module
+
+
+def _forget(folder, edited):
+    """Drops users' modules from sys.modules: all where one was edited, else helpers that hide one of the folder."""
+    for name, module in list(sys.modules.items()):
+        file, beside = getattr(module, '__file__', None), os.path.join(folder, name.partition('.')[0])
+        elsewhere = file not in _modules and not str(file).startswith(os.path.join(folder, ''))
+        hides = elsewhere and (os.path.exists(f'{beside}.py') or os.path.isdir(beside))
+        if file in _stamps and (edited or hides):
+            del sys.modules[name]
+    if edited:
+        _stamps.clear()
+
+
+def _find_package(path):
+    """(folder, name): with the folder in sys.path, `import name` finds the file, in the packages in which it lies."""
+    folder, name = os.path.split(path.removesuffix('.py'))
+    while os.path.isfile(os.path.join(folder, '__init__.py')):
+        folder, package = os.path.split(folder)
+        name = f'{package}.{name}'
+    return folder, name
+
+
+def _is_taken(name, folder):
+    """Whether `import name` finds another module than the folder's."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return True
+    places = [spec.origin or '', *(spec.submodule_search_locations or ())] if spec else []
+    return bool(spec) and os.path.realpath(folder) not in {os.path.dirname(os.path.realpath(p)) for p in places if p}
+
+
+def _stamp(path):
+    status = os.stat(path)
+    return status.st_mtime_ns, status.st_size
+
+
+def digests(path: str) -> dict[str, str]:
+    """{path: SHA-256} of a user's file, and of the users' files that it imports, also within functions, and so on."""
+    folder, name = _find_package(os.path.abspath(path))
+    folders = [os.path.dirname(os.path.abspath(path)), folder, *map(os.path.abspath, sys.path)]
+    own = [place for place in folders if not os.path.join(place, '').startswith(FOREIGN)]
+    finder = modulefinder.ModuleFinder(own, excludes=['grpo_jax', 'configs'])
+    with contextlib.suppress(ImportError, SyntaxError, ValueError):  # which is said where it is imported
+        finder.import_hook(name)
+    hashes = {}
+    for file in [os.path.abspath(path), *(vars(module)['__file__'] for module in finder.modules.values())]:
+        if file and os.path.isfile(file) and not file.startswith(FOREIGN):
+            with open(file, 'rb') as opened:
+                hashes[file] = hashlib.sha256(opened.read()).hexdigest()
+    return hashes
+
+
+def place_of(error: BaseException, path: str, first: int | None = None) -> tuple[str, int | None, str]:
+    """(file, line, text of the line) where an exception left a user's code: the innermost line of a user's file.
+
+    path: of the file that was called, which is named as it is given; first: its line that is named where the exception
+    has no line of a user's.
+    """
+    frames = [(frame.filename, frame.lineno, frame.line or '') for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        frames.append((error.filename or '', error.lineno, ''))
+    whole = os.path.abspath(path)
+    own = [frame for frame in frames if frame[0] == whole or (frame[0] and not frame[0].startswith(FOREIGN))]
+    file, line, text = own[-1] if own else (whole, first, '')
+    return path if file == whole else file, line, text
+
+
+def explain(error: BaseException, path: str, first: int | None = None) -> str:
+    """An exception in a user's file in words: FILE, line N: TYPE: what it says. path, first: as in place_of."""
+    file, line, _ = place_of(error, path, first)
+    text = 'which cannot be printed'
+    with contextlib.suppress(Exception):  # a user's exception may fail to say what it is
+        text = ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
+    return ': '.join(filter(None, [f'{file}, line {line}' if line else file, type(error).__name__, text]))
+
+
+@contextlib.contextmanager
+def naming_line(thing: str, name: str, path: str) -> Iterator[None]:
+    """Inside this context, an exception in a user's file becomes a BadInput on `thing = name` that names its line."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        raise BadInput(thing, name, f'{explain(error, path)}; mend the file') from error
+
+
 def load_function(thing: str, name: str) -> Callable:
-    """The function FILE.py:NAME; FILE is looked for in the current folder and in the package.
+    """The function FILE.py:NAME; FILE is looked for as `find_file` does.
 
     Raises BadInput, which calls the name `thing`, without the file or the function, and with the line of an error in
     the file.
     """
     file, _, function = name.rpartition(':')
-    path = next((path for path in (file, os.path.join(PACKAGE, file)) if os.path.isfile(path)), None)
+    path = find_file(file)
     if path is None:
         places = f'{os.getcwd()} and {PACKAGE}'
         raise BadInput(thing, name, f'names no file; FILE.py of FILE.py:NAME is looked for in {places}')
-    try:
+    with naming_line(thing, name, path):
         module = import_file(path)
-    except (Exception, SystemExit) as error:  # a user's file may raise anything
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == os.path.abspath(path)]
-        line = getattr(error, 'lineno', None) or (lines[-1] if lines else 1)
-        raise BadInput(thing, name, f'{path}, line {line}: {type(error).__name__}: {error}; mend the file') from error
     if not callable(getattr(module, function, None)):
         raise BadInput(thing, name, f'{path} has no function {function!r}; add it, or name another')
     return getattr(module, function)

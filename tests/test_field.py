@@ -10,6 +10,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FAST = ['spaces', 'tags', 'prefilled', 'ends', 'tied', 'unknown', 'needs', 'golds', 'language']
 
 
+def test_a_run_on_other_contents_is_as_its_user_expects(long):
+    run(['resumed'])
+
+
 def run(cases):
     """Runs the cases in one process; fails where one fails."""
     command = [sys.executable, 'tests/field/repro.py', *cases]

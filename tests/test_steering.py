@@ -16,7 +16,7 @@ from grpo_jax.models import hf, transformer
 from grpo_jax.models.hf import families
 from grpo_jax.ranges import Kind
 from grpo_jax.run import steering
-from grpo_jax.run.open import open_config, open_train_split
+from grpo_jax.run.open import open_config
 from grpo_jax.run.rows import recorded_events
 from grpo_jax.run.settings import kind_of
 from grpo_jax.run.steering import Change, Steering
@@ -58,7 +58,7 @@ def test_weights_of_rewards_are_amendable_and_the_rewards_are_not():
 
 def refusal(workdir, steered: Steering | None = PLAIN, **changes):
     with pytest.raises(BadInput) as error:
-        open_train_split(open_config(tiny_run.config(**changes), str(workdir), steered=steered), steered)
+        tiny_run.read(open_config(tiny_run.config(**changes), str(workdir), steered=steered), steered)
     text = str(error.value)
     assert '\n' not in text
     return text

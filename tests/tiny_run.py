@@ -1,10 +1,12 @@
 """A whole run in seconds: two-digit sums, a random model, on one of the fake devices."""
 
+import dataclasses
 import json
 import os
 
 from grpo_jax.configs import arithmetic
-from grpo_jax.run.open import make_workdir, open_train_split
+from grpo_jax.run.open import make_workdir, open_split
+from grpo_jax.run.steering import read_contents
 
 # on the command line, what all small runs of the arithmetic demo share
 FLAGS = [
@@ -38,7 +40,14 @@ def config(**changes):
 
 def record(run, step=0, steering=None):
     """Makes the workdir of a Run that of one that has begun, as train.run does."""
-    make_workdir(run, open_train_split(run, steering), step)
+    make_workdir(read(run, steering), step)
+
+
+def read(run, steering=None):
+    """The Run with the contents of its train split, as train.run has it."""
+    splits = {'train': open_split(run, 'train')}
+    contents = read_contents(run.workdir, run.settings.recorded, splits, steered=steering)
+    return dataclasses.replace(run, contents=contents)
 
 
 def rows(workdir, name='metrics.jsonl'):

@@ -181,9 +181,9 @@ def describe(piece: Callable) -> dict[str, str]:
     if not is_own(piece):
         return {'name': name, 'module': module, 'version': __version__}
     function = inspect.unwrap(function)
-    variables = getattr(function, '__globals__', {})
-    if user_files.DIGEST in variables:
-        return {'name': name, 'file': variables['__file__'], 'sha256': variables[user_files.DIGEST]}
+    file = getattr(function, '__globals__', {}).get('__file__', '')
+    if user_files.is_imported(file):
+        return {'name': name, 'file': file, 'sha256': user_files.digests(file)[file]}
     source, values = '', list[tuple[Any, Any]](enumerate(getattr(piece, 'args', ())))
     with contextlib.suppress(OSError, TypeError):  # no file or cell may have it
         source = inspect.getsource(function)

@@ -101,11 +101,12 @@ def seed_unsolved(
             prompt = add_exemplars(tokenizer, prompt_format, example, exemplars, longest)
             seeds |= {owner: prompt} if prompt else {}
             exemplars = exemplars[1:]  # the farthest is given up first
+    tokens_of = list(prompts.tokens)
     for place, owner in enumerate(owners.tolist()):
         if owner in seeds:
-            prompts.examples[place], prompts.tokens[place] = seeds[owner]
+            prompts.examples[place], tokens_of[place] = seeds[owner]
             seeded += 1
-    return prompts, seeded
+    return prompts._replace(tokens=tokens_of), seeded
 
 
 class Solved(NamedTuple):

@@ -7,12 +7,16 @@ set that is served by weight also has `weights(**options) -> {meta['source']: we
 """
 
 from grpo_jax.data.dataset import (
+    Contents,
     DataOptions,
     Dataset,
     Splits,
+    changes_since,
     check_count,
     check_shared,
+    contents_of,
     examples,
+    examples_in,
     load,
     locate,
     options_of,
@@ -22,12 +26,14 @@ from grpo_jax.data.dataset import (
     warn_of_prompts,
 )
 from grpo_jax.data.order import indices, revisit, walk
-from grpo_jax.data.origin import Origin
+from grpo_jax.data.origin import PYTHON, Origin
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
 from grpo_jax.data.records import MissingSplit
 from grpo_jax.data.turns import TurnEnd, completion_text, encode_turn, exact_text, find_end, find_template_end
 
 __all__ = [
+    'PYTHON',
+    'Contents',
     'DataOptions',
     'Dataset',
     'MissingSplit',
@@ -35,13 +41,16 @@ __all__ = [
     'PromptFormat',
     'Splits',
     'TurnEnd',
+    'changes_since',
     'check_count',
     'check_shared',
     'completion_text',
+    'contents_of',
     'encode_prompt',
     'encode_turn',
     'exact_text',
     'examples',
+    'examples_in',
     'find_end',
     'find_template_end',
     'indices',

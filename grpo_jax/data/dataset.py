@@ -1,8 +1,10 @@
 """Reads config.data, loads and tokenizes a data set's splits, and makes batches of prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
+import hashlib
 import importlib.util
 import inspect
+import json
 import logging
 import os
 import re
@@ -15,7 +17,14 @@ import numpy as np
 
 from grpo_jax import ranges, user_files
 from grpo_jax.data import origin
-from grpo_jax.data.prompt_format import PromptFormat, check_chats, encode_prompt, fill_columns, render_prompts
+from grpo_jax.data.prompt_format import (
+    PromptFormat,
+    check_chats,
+    encode_prompt,
+    fill_columns,
+    make_bound,
+    render_prompts,
+)
 from grpo_jax.data.records import MissingSplit, Unanswered, drop_malformed, shorten
 from grpo_jax.data.turns import find_begun
 from grpo_jax.errors import NO_VALUE, BadInput, Checks
@@ -24,6 +33,7 @@ from grpo_jax.types import Example, Prompts
 
 logger = logging.getLogger('grpo_jax')
 MOST_READ = 1000  # prompts in which a gold answer is looked for
+MOST_AT_ONCE = 10_000  # rows of a split whose prompts are all encoded before the run
 MOST_SHARED = 0.5  # share of the test prompts that the train split may have too; above it, they measure memory
 
 
@@ -60,13 +70,34 @@ class DataOptions(NamedTuple):
         return cls(**values | {'options': dict(section['options']), 'prompt_format': plain, 'written': prompt_format})
 
 
+class Tokens(Sequence):
+    """The token ids of prompts, each encoded when it is first asked for."""
+
+    def __init__(self, ids: list[list[int] | None], encode: Callable[[int], list[int]]):
+        """ids: None where they are not known yet; encode: of a place in `ids`."""
+        self._ids, self._encode = ids, encode
+
+    def __len__(self):
+        return len(self._ids)
+
+    def __getitem__(self, place):
+        if self._ids[place] is None:
+            self._ids[place] = self._encode(place)
+        return self._ids[place]
+
+    def pick(self, places: Sequence[int] | Int[np.ndarray, ' n']) -> 'Tokens':
+        """Those of some of the prompts."""
+        return Tokens([self._ids[place] for place in places], lambda place: self[places[place]])
+
+
 class Dataset(NamedTuple):
     """Examples and their token ids, in the same order."""
 
     examples: list[Example]
-    tokens: list[list[int]]
+    tokens: Sequence[list[int]]
     sources: tuple = ()  # of a mixture: for each source (weight, its examples' indices i64[n])
     split: str = ''  # train or test; of what is evaluated, train where there is no other
+    read: Sequence[Example] = ()  # the examples, and those that were left out, as malformed for a model or too long
 
 
 class Splits(NamedTuple):
@@ -118,20 +149,19 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
     names = {'train': options.train_split, 'test': options.train_split if options.held_out else options.test_split}
     if not (named := names.get(split, split)):
         raise MissingSplit('data.test_split', '', 'names no split; name one, or set data.held_out')
-    rows = [
-        row.example if isinstance(row, Unanswered) and not needs_answer(row.example) else row
-        for row in examples(options.name, options.options, named)
-    ]
+    rows = examples(options.name, options.options, named)
     if not rows:
         remedy = f'gives no example of the {split} split ({named}); name another split, or change these options'
         raise MissingSplit('data.options', options.options, remedy)
+    read = examples_in(rows)
+    rows = [row.example if isinstance(row, Unanswered) and not needs_answer(row.example) else row for row in rows]
     rows = fill_columns(options.written, rows)
     _check_examples(options.name, [row for row in rows if not isinstance(row, BadInput)])
     check_chats(tokenizer, options.prompt_format, (row for row in rows if not isinstance(row, BadInput)))
-    encoded = drop_malformed(_encode(tokenizer, rows, options.prompt_format, split), options.strict, split)
-    sound, tokens = map(list, zip(*encoded, strict=True))
     longest = options.max_prompt_tokens
-    fitting = [i for i, prompt in enumerate(tokens) if len(prompt) <= longest]
+    encoded = drop_malformed(_encode(tokenizer, rows, options.prompt_format, split, longest), options.strict, split)
+    sound, tokens = map(list, zip(*encoded, strict=True))
+    fitting = [i for i, prompt in enumerate(tokens) if prompt is None or len(prompt) <= longest]
     if not fitting:
         raise BadInput(
             'data.max_prompt_tokens',
@@ -147,10 +177,26 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
             split,
             longest,
         )
-    dataset = pick(Dataset(sound, tokens, split=split), fitting)
+
+    def encode(place):
+        where = f'example {sound[place].id} of the {split} split'
+        ids = encode_prompt(tokenizer, sound[place].prompt, options.prompt_format, (), where)
+        if len(ids) > longest:  # the tokenizer writes more tokens than characters
+            raise BadInput(
+                'data.max_prompt_tokens', longest, f'is less than the {len(ids)} tokens of {where}; raise it'
+            )
+        return ids
+
+    dataset = pick(Dataset(sound, Tokens(tokens, encode) if None in tokens else tokens, split=split), fitting)
     if options.held_out:
         dataset = _hold_out(dataset, options.held_out)
-    return dataset._replace(sources=_sources(options, dataset.examples))
+    return dataset._replace(sources=_sources(options, dataset.examples), read=read)
+
+
+def examples_in(rows: Sequence[Example | BadInput]) -> list[Example]:
+    """The Examples of a split's rows as `examples` gives them, also those without a gold answer."""
+    rows = [row.example if isinstance(row, Unanswered) else row for row in rows]
+    return [row for row in rows if isinstance(row, Example)]
 
 
 def _hold_out(dataset, share):
@@ -159,7 +205,7 @@ def _hold_out(dataset, share):
     A hash of an example's id decides. Raises BadInput where no example is left.
     """
     ids: dict[tuple, int] = {}
-    first = [ids.setdefault(tuple(tokens), e.id) for e, tokens in zip(dataset.examples, dataset.tokens, strict=True)]
+    first = [ids.setdefault(key_of(example), example.id) for example in dataset.examples]
     held_out = [zlib.crc32(f'{i} is held out'.encode()) / 2**32 < share for i in first]
     kept = [i for i, held in enumerate(held_out) if held == (dataset.split == 'test')]
     if not kept:
@@ -171,17 +217,21 @@ def _hold_out(dataset, share):
 def _check_examples(name, rows):
     """Raises BadInput for a row that is no Example, and for ids that are not distinct or not in 0..2^31-1."""
     for row in rows:
-        if not isinstance(row, Example) or not (isinstance(row.prompt, str) and isinstance(row.answer, str)):
-            raise BadInput(
-                'data.name', name, f'gives {shorten(row)!r} and not Examples whose prompt and answer are texts; mend it'
-            )
+        types = str, str, int, dict
+        if not isinstance(row, Example) or not all(map(isinstance, row, types)):
+            fields = 'whose prompt and answer are texts, the id an integer and meta a dict'
+            raise BadInput('data.name', name, f'gives {shorten(row)!r} and not Examples {fields}; mend it')
     ids = {example.id for example in rows}
     if len(ids) < len(rows) or not all(isinstance(i, int) and 0 <= i < 2**31 for i in ids):
         raise BadInput('data.name', name, 'has ids that are not distinct, or not in 0..2^31-1; number them from 0')
 
 
-def _encode(tokenizer, rows, prompt_format, split):
-    """A list with (example, its prompt's token ids) for each row, or a BadInput if row or prompt is malformed."""
+def _encode(tokenizer, rows, prompt_format, split, longest):
+    """A list with (example, its prompt's token ids) for each row, or a BadInput if row or prompt is malformed.
+
+    Of very many prompts, those that surely have at most `longest` tokens have None in the place of their ids.
+    """
+    fits = make_bound(tokenizer, prompt_format, longest) if len(rows) > MOST_AT_ONCE else lambda text: False
     rendered: list[Any] = [None] * len(rows)  # the chat template's texts; None without a chat template
     chats = [i for i, row in enumerate(rows) if prompt_format.chat and not isinstance(row, BadInput)]
     for i, text in zip(chats, render_prompts(tokenizer, prompt_format, [rows[i] for i in chats]), strict=True):
@@ -190,6 +240,9 @@ def _encode(tokenizer, rows, prompt_format, split):
     for row, text in zip(rows, rendered, strict=True):
         if isinstance(row, BadInput):
             encoded.append(row)
+            continue
+        if fits(row.prompt):
+            encoded.append((row, None))
             continue
         where = f'example {row.id} of the {split} split'
         try:
@@ -200,6 +253,11 @@ def _encode(tokenizer, rows, prompt_format, split):
         except BadInput as error:
             encoded.append(error.with_traceback(None))
     return encoded
+
+
+def key_of(example: Example) -> tuple[str, str]:
+    """What equal prompts have in common, and others do not: the prompt, and the chat."""
+    return example.prompt, repr(example.messages) if example.messages else ''
 
 
 def check_count(train: Dataset, prompts_per_step: int) -> None:
@@ -214,7 +272,7 @@ def warn_of_prompts(train: Dataset) -> None:
     examples, count = train.examples, len(train.examples)
     of = f'of {count} prompts of the train split'
     first: dict[tuple, int] = {}
-    equal = [(k, i) for i, ids in enumerate(train.tokens) if (k := first.setdefault(tuple(ids), i)) < i]
+    equal = [(k, i) for i, example in enumerate(examples) if (k := first.setdefault(key_of(example), i)) < i]
     if equal:
         which = [examples[i].id for i in equal[0]]
         logger.warning('%d %s repeat another one, like examples %d and %d', len(equal), of, *which)
@@ -242,13 +300,13 @@ def check_shared(train: Dataset, test: Dataset) -> None:
     """Warns of test prompts that the train split has too; raises BadInput when their share exceeds MOST_SHARED."""
     if test.split == 'train':
         return
-    seen = {*map(tuple, train.tokens)}
-    shared = [example for example, tokens in zip(test.examples, test.tokens, strict=True) if tuple(tokens) in seen]
+    seen = {*map(key_of, train.examples)}
+    shared = [example for example in test.examples if key_of(example) in seen]
     if not shared:
         return
-    which = f'{len(shared)} of {len(test.tokens)} prompts of the test split'
+    which = f'{len(shared)} of {len(test.examples)} prompts of the test split'
     where = f'are in the train split, like example {shared[0].id}'
-    if len(shared) > MOST_SHARED * len(test.tokens):
+    if len(shared) > MOST_SHARED * len(test.examples):
         remedy = 'an evaluation would measure memory; take other data for one of the two'
         raise BadInput(which, NO_VALUE, f'{where}: {remedy}')
     logger.warning('%s %s', which, where)
@@ -261,7 +319,10 @@ def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
     """
     module, options = _import(name), dict(options)
     _check_options(module, options, whole=True)
-    return module.examples(split, **options)
+    if not user_files.is_file(name):
+        return module.examples(split, **options)
+    with user_files.naming_line('data.name', name, name):
+        return list(module.examples(split, **options))
 
 
 def _check_options(module, options, whole=False):
@@ -295,7 +356,8 @@ def _import(name):
     """
     ranges.check_value('data.name', name, ranges.Text)
     if user_files.is_file(name):
-        module = user_files.import_file(name) if os.path.isfile(name) else None
+        with user_files.naming_line('data.name', name, name):
+            module = user_files.import_file(name) if os.path.isfile(name) else None
     else:
         path = f'grpo_jax.data.{name}'
         exists = name.isidentifier() and importlib.util.find_spec(path)
@@ -328,12 +390,56 @@ def _sources(options, examples):
     return tuple(sources)
 
 
+class Contents(NamedTuple):
+    """What a split holds: its length, and a SHA-256 of each of these parts of its examples."""
+
+    rows: int
+    prompts: str  # ids, prompts and chats
+    answers: str
+    columns: str  # meta
+
+
+def contents_of(examples: Sequence[Example]) -> Contents:
+    """The Contents of a split with these Examples."""
+    parts = [(e.id, e.prompt, e.messages) for e in examples], [e.answer for e in examples], [e.meta for e in examples]
+    return Contents(len(examples), *map(_hash, parts))
+
+
+def changes_since(old: Contents, examples: Sequence[Example]) -> str:
+    """What distinguishes a split with these Examples from one with Contents `old`, in words."""
+    added, same = len(examples) - old.rows, contents_of(examples[: old.rows])
+    other = [name for name in ('prompts', 'answers', 'columns') if getattr(same, name) != getattr(old, name)]
+    if added < 0:
+        return f'{-added} fewer'
+    return ' and '.join([f'{added} appended'] * bool(added) + [f'other {name}' for name in other[:1]])
+
+
+def _hash(values):
+    """16 digits of the SHA-256 of JSON values."""
+    digest = hashlib.sha256()
+    for start in range(0, len(values), 4096):
+        block = values[start : start + 4096]
+        try:
+            text = json.dumps(block, default=_to_json)
+        except (TypeError, ValueError):  # keys that JSON does not have, or values that hold themselves
+            text = repr(_to_json(block))
+        digest.update(text.encode())
+    return digest.hexdigest()[:16]
+
+
+def _to_json(value):
+    """A value that JSON does not have, in a form that is the same in every process."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
+    return value.tolist() if hasattr(value, 'tolist') else re.sub(' at 0x[0-9a-f]+', '', repr(value))
+
+
 def pick(dataset: Dataset, indices: Sequence[int] | Int[np.ndarray, ' n']) -> Dataset:
     """A Dataset of the examples with these indices; sources without an example are dropped."""
     sources = ((weight, np.flatnonzero(np.isin(indices, members))) for weight, members in dataset.sources)
     return Dataset(
         [dataset.examples[i] for i in indices],
-        [dataset.tokens[i] for i in indices],
+        dataset.tokens.pick(indices) if isinstance(dataset.tokens, Tokens) else [dataset.tokens[i] for i in indices],
         tuple(source for source in sources if len(source[1])),
         dataset.split,
     )

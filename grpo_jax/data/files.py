@@ -1,6 +1,6 @@
 """Any data set in files: JSONL, JSON, CSV, Parquet, data sets of the hub, of `datasets` and of tensorflow-datasets."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import glob
 import os
 import re
@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from grpo_jax.data import jsonl, tables
+from grpo_jax.data.origin import PYTHON
 from grpo_jax.data.records import (
     MissingSplit,
     Unanswered,
@@ -19,7 +20,7 @@ from grpo_jax.data.records import (
     read_prompt,
     shorten,
 )
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.types import Example
 
@@ -38,7 +39,7 @@ RECORDS = re.compile(r'(dataset_infos?|dataset_dict|state|features|config|README
 def examples(
     split: str,
     *,
-    folder: str,
+    folder: str | Mapping[str, Sequence],
     prompt_field: str = 'prompt',
     answer_field: str = 'answer',
     subset: str = '',
@@ -48,14 +49,17 @@ def examples(
 ) -> list[Example | BadInput]:
     """Reads a split from a folder, or from its subset (see rows); ids are row numbers, meta is the whole row.
 
-    prompt_field, answer_field: paths, see records.get_field; the prompt may be a chat, and is '' for prompt_field=''. A
-    row without answer becomes Unanswered, and so does every row where answer_field is ''. columns: {name: path} of
-    further columns, that rewards, `only` and `without` read; a demonstration that is a chat is its last message, and
-    where it is the prompt's own chat, the prompt is the messages before. only, without: {column: values}, a list, or a
-    text like a|b, of rows to read and of rows to leave out.
+    folder: also the rows themselves by split, dicts or Examples. prompt_field, answer_field: paths, see
+    records.get_field; the prompt may be a chat, and is '' for prompt_field=''. A row without answer becomes Unanswered,
+    and so does every row where answer_field is ''. columns: {name: path} of further columns, that rewards, `only` and
+    `without` read; a demonstration that is a chat is its last message, and where it is the prompt's own chat, the
+    prompt is the messages before. only, without: {column: values}, a list, or a text like a|b, of rows to read and of rows to
+    leave out.
     """
 
     def example(row, index, where):
+        if isinstance(row, Example):
+            return row
         meta = row | {name: get_field(row, path) for name, path in columns.items()}
         if not all(_matches(meta, *item) for item in only.items()) or any(_matches(meta, *i) for i in without.items()):
             return None
@@ -104,7 +108,9 @@ def open_subset(folder: str, subset: str) -> str:
     return folder
 
 
-def rows(folder: str, split: str, prefix: str = '', subset: str = '') -> Iterator[tuple[str, Any]]:
+def rows(
+    folder: str | Mapping[str, Sequence], split: str, prefix: str = '', subset: str = ''
+) -> Iterator[tuple[str, Any]]:
     """Yields (where, row) for each row of a split, as grpo_jax.data.records says.
 
     {split} in `folder` stands for the split's name. subset: a configuration of the hub, which is a subfolder. It has
@@ -117,6 +123,12 @@ def rows(folder: str, split: str, prefix: str = '', subset: str = '') -> Iterato
     `split` may also be the name of a file in it, and `folder` a file: with {split} in its name, or the split train.
     Raises MissingSplit where the split is not there.
     """
+    if isinstance(folder, Mapping):
+        yield from _rows_of_python(folder, split)
+        return
+    if folder == PYTHON:
+        remedy = 'came from Python: call train.run(config, workdir, examples=...) with them, or name a folder with them'
+        raise BadInput('the rows of the run', NO_VALUE, remedy)
     path_of_split = folder.replace('{split}', split)
     if os.path.isfile(os.path.join(path_of_split, 'features.json')):
         yield from tables.read_prepared(path_of_split, split)
@@ -126,6 +138,20 @@ def rows(folder: str, split: str, prefix: str = '', subset: str = '') -> Iterato
         if not reader:
             raise BadInput('data file', path, f'is none of {", ".join(READERS)}; convert it to one of these')
         yield from reader(path)
+
+
+def _rows_of_python(examples, split):
+    """Yields (where, row) for each row of a split that was handed to train.run."""
+    if split not in examples:
+        raise BadInput('examples', [*examples], f'have no split {split!r}; add its rows')
+    for index, row in enumerate(examples[split]):
+        where = f'examples[{split!r}][{index}]'
+        if isinstance(row, Mapping):
+            row = tables.to_plain(dict(row))
+        elif not isinstance(row, Example):
+            remedy = "must be a dict or an Example; for a DataFrame give frame.to_dict('records')"
+            row = BadInput(where, shorten(row), remedy)
+        yield where, row
 
 
 def has_split(folder: str, split: str) -> bool:

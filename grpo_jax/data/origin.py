@@ -13,6 +13,7 @@ from grpo_jax.hosts import buckets, hub
 
 # files of a data set, in any folder of its repository
 PATTERNS = ('*.parquet', '*.jsonl', '*.json', '*.arrow', '*.csv', '*.tsv')
+PYTHON = 'examples of train.run'  # in the place of a folder: rows that lie in no file
 # names that a data set's folder holds, in the forms that files.rows reads
 FORMS = ('features.json', 'state.json', 'dataset_dict.json') + tuple(
     f'{folder}{split}*' for folder in ('', '*/') for split in ('train', 'test', 'validation')
@@ -27,7 +28,6 @@ class Origin(NamedTuple):
     revision: str  # data.revision, as the user gave it
     commit: str  # of the snapshot that is read; '' when the folder is read
     folder: str  # data.options.folder; '' when the snapshot is read
-    digest: str = ''  # of the examples, of all sources, that the run began with; '' where there is a commit
 
 
 def choose_folder(

@@ -1,6 +1,6 @@
 """Writes prompts for the model: the text around a prompt, and the tokenizer's chat template."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import json
 import logging
 import re
@@ -14,6 +14,8 @@ from grpo_jax.example import Example
 from grpo_jax.workers import Died, Expired
 
 logger = logging.getLogger('grpo_jax')
+# normalizers of `tokenizers` that make an ASCII text no longer, but for a blank before it
+LENGTH_KEEPING = {'Sequence', 'NFC', 'NFD', 'NFKC', 'NFKD', 'Lowercase', 'Strip', 'StripAccents', 'Prepend'}
 SWITCHES = 'enable_thinking', 'thinking'  # variables of published chat templates that switch thinking on or off
 SUPPLIED = 'messages', 'add_generation_prompt'  # variables that every chat template gets
 # in a template: a command of LaTeX, or a column's path
@@ -230,6 +232,35 @@ def encode_prompt(
     if not ids:
         raise BadInput(where, shorten(text), 'has no tokens; mend or remove the row, or choose another tokenizer')
     return ids
+
+
+def make_bound(tokenizer: Any, prompt_format: PromptFormat, longest: int) -> Callable[[str], bool]:
+    """fits(prompt): whether a prompt without chat surely has between 1 and `longest` tokens, though none is encoded.
+
+    Each token but the special ones stands for a character of a plain ASCII text, unless the tokenizer writes more
+    characters than it reads. False where nothing is sure.
+    """
+    added = len(prompt_format.template) - len('{prompt}') + tokenizer.num_special_tokens_to_add() + 1  # a blank before
+    most = longest - added
+    if prompt_format.chat or not tokenizer.is_fast or not _keeps_length(tokenizer.backend_tokenizer.normalizer):
+        return lambda prompt: False
+    template = prompt_format.template
+    sure = template.isascii() and template.count('{prompt}') == 1
+    return lambda prompt: sure and len(prompt) <= most and prompt.isascii() and not prompt.isspace()
+
+
+def _keeps_length(normalizer):
+    """Whether a normalizer of `tokenizers` writes at most one character for each of an ASCII text, and one before."""
+    if normalizer is None:
+        return True
+    parts = [json.loads(normalizer.__getstate__())]
+    while parts:
+        part = parts.pop()
+        parts += part.get('normalizers', ())
+        shrinks = len(part.get('content', '')) <= len((part.get('pattern') or {}).get('String', ''))
+        if part['type'] not in LENGTH_KEEPING and not (part['type'] == 'Replace' and shrinks):
+            return False
+    return True
 
 
 def _refuse_messages(where, messages):

@@ -87,7 +87,7 @@ def read_prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
     for index in range(count):
         where = f'{folder}, {split} row {index}'
         try:
-            yield where, _to_plain(source[index])
+            yield where, to_plain(source[index])
         except UnicodeDecodeError as error:
             yield where, BadInput(where, shorten(error.object), f'{error}; mend or remove the row')
         except Exception as error:
@@ -178,13 +178,13 @@ def _make_shortener(kind) -> Callable | None:
     return None
 
 
-def _to_plain(value):
-    """A value of tensorflow-datasets with its bytes and arrays converted to str, int, float and list."""
+def to_plain(value: Any) -> Any:
+    """A value of tensorflow-datasets or from Python; its bytes and arrays become str, int, float and list."""
     if isinstance(value, dict):
-        return {name: _to_plain(x) for name, x in value.items()}
+        return {name: to_plain(x) for name, x in value.items()}
     if isinstance(value, (np.ndarray, np.generic)):
         short = np.issubdtype(value.dtype, np.floating) and value.dtype.itemsize < 8
         value = (np.asarray(value).astype(str).astype(float) if short else value).tolist()
     if isinstance(value, list):
-        return [_to_plain(x) for x in value]
+        return [to_plain(x) for x in value]
     return value.decode('utf8') if isinstance(value, bytes) else value

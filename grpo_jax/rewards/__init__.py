@@ -29,7 +29,7 @@ The verifier is the part that decides whether a completion is correct. Beside re
 """
 
 from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions, build, check_parameters, options_of
-from grpo_jax.rewards.custom import RewardError, is_file, name_of
+from grpo_jax.rewards.custom import RewardError, name_of
 from grpo_jax.rewards.scoring import (
     Rewards,
     RewardsMissing,
@@ -53,7 +53,6 @@ __all__ = [
     'check_missing',
     'check_parameters',
     'compute_rewards',
-    'is_file',
     'name_of',
     'options_of',
     'shape_rewards',

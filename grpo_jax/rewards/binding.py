@@ -59,7 +59,7 @@ def bind_names(function: Callable, thing: str) -> Callable:
         values = [_argument(p, standard, examples, batched, thing) for p in named]
         return values, _unnamed_arguments(standard, examples, batched, named_arguments) if var_keyword else {}
 
-    if inspect.iscoroutinefunction(function):
+    if is_async(function):
 
         @functools.wraps(function)
         async def bound_coroutine(completion, example, **options):
@@ -119,6 +119,11 @@ def with_messages(function: Callable) -> Callable:
         return function(as_messages(completion), as_messages(example), **options)
 
     return function_of_messages
+
+
+def is_async(function: Callable) -> bool:
+    """Whether a call of the function, or of the object, must be awaited."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Example], own: bool = True):

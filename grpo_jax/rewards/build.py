@@ -8,7 +8,7 @@ import inspect
 from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
-from grpo_jax import ranges
+from grpo_jax import ranges, user_files
 from grpo_jax.errors import NO_VALUE, UNMADE, BadInput, Checks
 from grpo_jax.example import Example
 from grpo_jax.ranges import Amendable, Free, Gibibytes, Kind, Length, OneOf, Range, Seconds, Share, Text
@@ -132,7 +132,7 @@ def _check_options(options, paths):
             if declared is None and name not in paths and values:
                 hint = ranges.nearest(name, {*paths, *options} - {name, ''})
                 check.keep(BadInput(key, NO_VALUE, f'is of no reward that the config names; {hint}'))
-            elif check(ranges.check_value, key, values, Mapping) is UNMADE or custom.is_file(paths.get(name, '')):
+            elif check(ranges.check_value, key, values, Mapping) is UNMADE or user_files.is_file(paths.get(name, '')):
                 continue
             elif declared is not None:
                 check(_check_declared, name, values, declared)
@@ -264,7 +264,7 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     steps = shaping = None
     with Checks() as check:
         modules = {name: check(find, path) for name, (path, _) in weights.items()}
-        given = {name for name, (path, _) in weights.items() if custom.is_file(path) or name in (functions or {})}
+        given = {name for name, (path, _) in weights.items() if user_files.is_file(path) or name in (functions or {})}
         for name in given if options.completions == 'messages' else ():
             if modules[name] is not UNMADE:
                 modules[name].reward = binding.with_messages(modules[name].reward)
@@ -317,9 +317,7 @@ def _make_part(name, module, weight, bind, own):
     reward = module.reward if weight else getattr(module, 'measure', module.reward)
     function = bind(name, custom.check_results(reward, name))
     parameters = inspect.signature(function).parameters
-    asynchronous, batched = inspect.iscoroutinefunction(function), 'completions' in parameters
-    if asynchronous and batched:
-        raise BadInput('reward.parts', name, 'is async and takes all completions; choose one of the two')
+    asynchronous, batched = binding.is_async(function), 'completions' in parameters
     columns = getattr(function.func, 'columns', getattr(module, 'COLUMNS', ()))
     reads = 'correct' in parameters, 'truncated' in parameters
     return Part(function, weight, asynchronous, batched, own, *reads, columns=columns)
@@ -358,7 +356,7 @@ def _find(path, key='parts', *, functions, pool):
     """
     if path in functions:
         return SimpleNamespace(reward=binding.bind_names(functions[path], path))
-    if custom.is_file(path):
+    if user_files.is_file(path):
         return custom.load_file(path, pool)
     module = _import(path)
     if module is None or (key == 'parts' and not hasattr(module, 'reward')):

@@ -9,17 +9,15 @@ import functools
 import inspect
 import math
 import os
-import traceback
 from types import SimpleNamespace
 from typing import Any
 
 from grpo_jax import PACKAGE, user_files
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards.binding import bind_names
+from grpo_jax.rewards.binding import bind_names, is_async
 from grpo_jax.workers import Pool
 
 COUNTED = (RecursionError, MemoryError, TimeoutError)  # these fail one completion and not the run: see rewards.scoring
-LONGEST = 300  # characters of an exception's text
 
 
 class RewardError(BadInput):
@@ -41,11 +39,6 @@ def name_of(path: str) -> str:
     return path.rpartition(':')[2]
 
 
-def is_file(path: str) -> bool:
-    """Whether a part is a function in a user's file, and not a module of this package."""
-    return '.py' in path
-
-
 def load_file(path: str, pool: Pool) -> SimpleNamespace:
     """Loads a user's file FILE.py:NAME; returns a namespace with reward, and with extract and steps if it has them.
 
@@ -54,13 +47,12 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
     the file and for a result of the wrong type.
     """
     file, _, name = path.rpartition(':')
-    places = (file, os.path.join(PACKAGE, file))
-    file = next((candidate for candidate in places if os.path.isfile(candidate)), None)
+    file = user_files.find_file(file)
     if file is None:
         where = f'{os.getcwd()}, nor beside the config, nor in {PACKAGE}'
         raise BadInput('reward.parts', path, f'no such file in {where}; give FILE.py:NAME')
     with naming_line(path, file):
-        module = _import(file)
+        module = user_files.import_file(file)
     function = getattr(module, name, None)
     if not callable(function):
         raise BadInput('reward.parts', path, f'{file} has no function {name}; add it, or name another')
@@ -69,7 +61,7 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
     checks = {'extract': _check_answer, 'steps': _check_steps}
     extras = {key: guard(getattr(module, key), check) for key, check in checks.items() if hasattr(module, key)}
     batched = 'completions' in inspect.signature(function).parameters
-    if batched or inspect.iscoroutinefunction(function):
+    if batched or is_async(function):
         return SimpleNamespace(reward=guard(function, _check_numbers if batched else _check_number), **extras)
 
     @functools.wraps(function)
@@ -85,7 +77,7 @@ def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
     path: FILE.py:NAME as the user gave it; file: the file's absolute path; arguments: (completion, example).
     """
     with naming_line(path, file):
-        function = bind_names(getattr(_import(file), name_of(path)), path)
+        function = bind_names(getattr(_import_once(file), name_of(path)), path)
     guarded: Any = _guard(function, _check_number, path, file)
     return guarded(*arguments, **options)
 
@@ -95,7 +87,7 @@ def _guard(function, check, path, file, kinds=(Exception, SystemExit)) -> Callab
 
     check: (result, arguments) -> result, which may raise WrongResult.
     """
-    if inspect.iscoroutinefunction(function):
+    if is_async(function):
 
         @functools.wraps(function)
         async def guarded_coroutine(*arguments, **options):
@@ -127,43 +119,26 @@ def check_results(function: Callable, name: str) -> Callable:
 def naming_line(
     path: str, file: str, function: Callable | None = None, kinds: Any = (Exception, SystemExit)
 ) -> Iterator[None]:
-    """Inside this context, an exception of these kinds becomes a RewardError that names the file's line.
+    """Inside this context, an exception of these kinds becomes a RewardError that names the line.
 
-    Exceptions in COUNTED pass unchanged. path: FILE.py:NAME as the user gave it; file: the file that is searched for in
-    the traceback; function: its first line is named when the file is not in the traceback.
+    Exceptions in COUNTED pass unchanged. path: FILE.py:NAME as the user gave it; file: the file of the function;
+    function: its first line is named when no user's file is in the traceback.
     """
     try:
         yield
     except (*COUNTED, BadInput):
         raise
     except kinds as error:
-        wrong = isinstance(error, WrongResult)
-        frame = None if wrong else _frame(error, file)
-        if frame is None:
-            code = getattr(inspect.unwrap(function), '__code__', None) if function else None
-            frame = getattr(code, 'co_firstlineno', None), ''
-        number, source = frame
-        name = '' if wrong else type(error).__name__
-        where = f'{file}, line {number}' if number else file
-        text = 'which cannot be printed'
-        with contextlib.suppress(Exception):  # a user's exception may fail to say what it is
-            text = ' '.join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:LONGEST]
-        line = ': '.join(filter(None, [where, name, text])) + f', in `{source[:LONGEST]}`' * bool(source)
-        is_message = isinstance(error, TypeError) and 'string indices' in text
+        code = getattr(inspect.unwrap(function), '__code__', None) if function else None
+        first = getattr(code, 'co_firstlineno', None)
+        if isinstance(error, WrongResult):
+            line = ': '.join([f'{file}, line {first}' if first else file, str(error)])
+        else:
+            source = user_files.place_of(error, file, first)[2][: user_files.LONGEST]
+            line = user_files.explain(error, file, first) + f', in `{source}`' * bool(source)
+        is_message = isinstance(error, TypeError) and 'string indices' in line
         remedy = "completions are texts: set reward.completions='messages'" if is_message else 'mend the file'
         raise RewardError('reward', path, f'{line}; {remedy}') from error
-
-
-def _frame(error, file):
-    """(number, text) of the innermost line in the traceback that belongs to the file; None without such a line."""
-    if isinstance(error, SyntaxError) and _is_same_file(error.filename, file):
-        return error.lineno, ''
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    return next(((frame.lineno, frame.line or '') for frame in frames if _is_same_file(frame.filename, file)), None)
-
-
-def _is_same_file(name, file):
-    return name is not None and os.path.abspath(name) == os.path.abspath(file)
 
 
 def _check_number(value, _) -> float | None:
@@ -215,4 +190,4 @@ def _describe(value):
     return f'a {type(value).__name__}'
 
 
-_import = functools.cache(user_files.import_file)  # once in a process: an edit changes no run that goes on
+_import_once = functools.cache(user_files.import_file)  # an edit changes no worker that goes on

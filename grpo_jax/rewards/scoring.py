@@ -165,12 +165,12 @@ def call_part(reward_functions: RewardFunctions, part: Part, *arguments: Any, **
 
 
 def _submit(reward_functions, part, *arguments, **known):
-    """The future of an asynchronous part's Outcome, as of call_part; each call is cancelled at the deadline."""
+    """The future of an asynchronous part's Outcome, as of call_part; a call for one completion has a deadline."""
 
     async def call():
         retry = 0
         while True:
-            limit = asyncio.timeout(reward_functions.options.deadline)
+            limit = asyncio.timeout(None if part.batched else reward_functions.options.deadline)
             try:
                 async with limit:
                     return Outcome(await part.function(*arguments, **known), retry > 0)
@@ -218,13 +218,17 @@ def judge_at_once(
 
     examples, truncated: of each text.
     """
-    if part.asynchronous:
+    if not part.batched:
         known = [{'truncated': cut} if part.reads_truncated else {} for cut in truncated]
         rows = zip(texts, examples, known, strict=True)
         futures = [_submit(reward_functions, part, text, example, **more) for text, example, more in rows]
         return [future.result() for future in futures]
     more = {'truncated': list(truncated)} if part.reads_truncated else {}
-    outcome = call_part(reward_functions, part, list(texts), list(examples), **more)
+    whole = list(texts), list(examples)
+    if part.asynchronous:
+        outcome = _submit(reward_functions, part, *whole, **more).result()
+    else:
+        outcome = call_part(reward_functions, part, *whole, **more)
     values = outcome.value if isinstance(outcome.value, Sequence) else [outcome.value] * len(texts)
     return [outcome._replace(value=value) for value in values]
 

@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 
-from grpo_jax import algorithms, data
+from grpo_jax import algorithms
 from grpo_jax.collect import policies
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock, processes
@@ -16,21 +16,13 @@ from grpo_jax.run.open import MAKING, Run, barrier, make_whole_policy, make_work
 from grpo_jax.run.settings import kind_of
 
 logger = logging.getLogger('grpo_jax')
-DATA_PARTS = (
-    'aux/position',
-    'aux/tries',
-    'aux/hits',
-    'aux/kept',
-    'aux/history',
-    'aux/probe',
-)  # parts of a checkpoint that have a meaning only for the data of the run that saved it
 
 
-def make_branch(run: Run, parent: str, learner: Learner, train: data.Dataset) -> None:
+def make_branch(run: Run, parent: str, learner: Learner) -> None:
     """Makes the workdir of a branch, unless it exists already or the Run is no branch (its workdir is `parent`).
 
     run: the branch; parent: the workdir of the run that it starts from, in which nothing is written; learner: the
-    branch's Learner; train: its train split. The branch's first checkpoint is the state that it starts from.
+    branch's Learner. The branch's first checkpoint is the state that it starts from.
     config.json is written last, so that a workdir without it holds an unfinished branch. All processes must call it.
     Raises BadInput when the parent's state does not fit, Damaged when it has no sound checkpoint.
     """
@@ -39,14 +31,15 @@ def make_branch(run: Run, parent: str, learner: Learner, train: data.Dataset) ->
         return
     changes = steering.changes(parent, run.settings.recorded)
     changes += tuple(steering.piece_changes(parent, algorithms.describe_pieces(run.algorithm)))
-    barrier(None, run.settings.recorded, run.settings.data.origins, {}, ())
+    changes += steering.contents_changes(parent, run.contents.recorded)
+    barrier(None, run.settings.recorded, run.settings.data.origins, {}, run.contents.recorded)
     temporary = os.path.join(child, MAKING)
     if processes.is_first():
         os.makedirs(temporary, exist_ok=True)
         _clear(temporary)  # a killed process may have left files there
     try:
         processes.exchange(f'the folder of the branch {child}', '')
-        step = _make_contents(run, parent, changes, learner, train, temporary)
+        step = _make_contents(run, parent, changes, learner, temporary)
         processes.exchange(f'the first checkpoint of the branch {child}', '')
     except BaseException:
         if processes.is_first():
@@ -71,13 +64,13 @@ def make_branch(run: Run, parent: str, learner: Learner, train: data.Dataset) ->
         logger.warning('%s', change)
 
 
-def _make_contents(run, parent, changes, learner, train, folder):
+def _make_contents(run, parent, changes, learner, folder):
     """Writes the first checkpoint and the other files of a new branch to a folder; returns the checkpoint's step."""
     settings, model = run.settings, run.model
     if processes.is_first() and settings.model.lora.rank and settings.model.random_init:
         checkpoint.copy_cold_start(parent, folder)  # its weights are the frozen ones
     processes.exchange(f'the frozen weights in {folder}', '')
-    state = _inherit(run, parent, changes, learner, train)
+    state = _inherit(run, parent, changes, learner)
     if any(change.key == 'reference.path' for change in changes):
         state = policies.load_reference(state, learner.state, settings.reference.path, model.config)
     step = int(state.step)
@@ -86,7 +79,7 @@ def _make_contents(run, parent, changes, learner, train, folder):
         checkpoint.save(checkpoints, state)
     differences = {change.key: [change.old, change.new] for change in changes}
     rows.append_event(folder, step, 'branched', parent=os.path.abspath(parent), changes=differences)
-    make_workdir(run, train, step, folder)
+    make_workdir(run, step, folder)
     return step
 
 
@@ -99,18 +92,14 @@ def _clear(folder):
             os.remove(entry)
 
 
-def _inherit(run, parent, changes, learner, train):
+def _inherit(run, parent, changes, learner):
     """The TrainState that a branch starts from: its parent's newest sound checkpoint, unfit parts replaced.
 
     Raises Damaged when all of the parent's checkpoints are damaged, BadInput when it has none.
     """
     changed, damaged = {change.key for change in changes}, None
-    data_kinds = {kind_of(key) for key in changed if key.startswith('data.')}
-    reset_parts = set()
-    if Kind.FIXED in data_kinds or (
-        Kind.PATH in data_kinds and not steering.are_same_data(run.settings.data.origins, train, parent)
-    ):
-        reset_parts |= set(DATA_PARTS)
+    other_data = Kind.FIXED in {kind_of(key) for key in changed if key.startswith('data.')}
+    reset_parts = checkpoint.DATA_PARTS if other_data or checkpoint.TRAIN_SPLIT in changed else set()
     for step in checkpoint.steps(parent):
         amended = steering.keys_amended_since(parent, step, changes)
         path = checkpoint.path_of(parent, step)

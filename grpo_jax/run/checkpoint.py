@@ -60,6 +60,9 @@ PARTS = {
     'aux/probe': 'the probe',
 }
 OBSERVED = {'aux/probe', 'ref_params'}  # parts that a run may keep for config.log alone, without learning from them
+# parts that have a meaning only for the data of the run that saved them
+DATA_PARTS = {f'aux/{name}' for name in ('position', 'tries', 'hits', 'kept', 'history', 'probe')}
+TRAIN_SPLIT = 'content of the train split'  # key of an amendment
 # config keys of numbers that adapt during a run -> the parts of the state that hold them
 ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}
 PROBE_KEYS = {'rollout.temperature', 'model.dtype'}  # config keys that change the logprobs of the probe
@@ -409,7 +412,8 @@ def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
 
 def parts_to_reset(amended: set[str]) -> set[str]:
     """The parts of a checkpoint that must be reset because these config keys were amended after it was saved."""
-    return {ADAPTED[key] for key in amended & ADAPTED.keys()} | ({'aux/probe'} if amended & PROBE_KEYS else set())
+    parts = {ADAPTED[key] for key in amended & ADAPTED.keys()} | ({'aux/probe'} if amended & PROBE_KEYS else set())
+    return parts | (DATA_PARTS if TRAIN_SPLIT in amended else set())
 
 
 def differs_in_observed(path: str, abstract: TrainState) -> bool:

@@ -14,8 +14,6 @@ import importlib.util
 import os
 import re
 import sys
-import sysconfig
-import traceback
 from typing import Any
 
 from absl import flags
@@ -32,8 +30,6 @@ CONFIGS = os.path.join(PACKAGE, 'configs')
 OVERRIDE = re.compile(r'--?(?:no)?config\.([\w.]+)(?:=(.*))?', re.DOTALL)
 HINT = re.compile(r'Did you mean \\?"(.+?)\\?" instead of \\?"(.+?)\\?"')  # of ml_collections, about a misspelt key
 MISSING = re.compile(r'(?:\W*Key )?\W*([\w.]+)\W*(?: (?:does not exist|cannot be set) .*)?$')  # of ml_collections
-# files that are no user's
-FOREIGN = ('<', *(os.path.join(place, '') for place in (PACKAGE, *map(sysconfig.get_path, ('stdlib', 'purelib')))))
 # a value of each type
 EMPTY = {str: '', int: 0, float: 0.0, bool: False, tuple: (), Sequence: (), dict: {}, Mapping: {}}
 
@@ -50,7 +46,9 @@ class Parser(flags.ArgumentParser):
     def parse(self, argument: str) -> ConfigDict:
         """The config of NAME[:PRESET]; raises BadInput for a missing file, an error in it, and an unknown key."""
         file, _, preset = argument.partition(':')
-        config = read_config(locate(file), *([preset] if preset else []))
+        path = locate(file)
+        config = read_config(path, *([preset] if preset else []))
+        user_files.CONFIG_FILES.add(os.path.abspath(path))
         overrides: dict[str, str | None] = {}  # dotted key -> value; None when the value is the next argument
         for text in sys.argv if self._argv is None else self._argv:
             if match := OVERRIDE.fullmatch(text):
@@ -126,7 +124,7 @@ def _place(name, folder):
 
 
 def call_function(path: str, name: str, *arguments: Any) -> Any:
-    """Runs a config file and returns what its function `name` returns for the arguments.
+    """Imports a config file and returns what its function `name` returns for the arguments.
 
     Raises BadInput for any error, which names the innermost line of the file, or of another file of the user's.
     """
@@ -136,27 +134,13 @@ def call_function(path: str, name: str, *arguments: Any) -> Any:
     if spec is None or [os.path.realpath(place) for place in places] == [os.path.realpath(CONFIGS)]:
         sys.modules['configs'] = importlib.import_module('grpo_jax.configs')
     try:
-        spec: Any = importlib.util.spec_from_file_location('config_file', path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return getattr(module, name)(*arguments)
+        return getattr(user_files.import_file(path), name)(*arguments)
     except BadInput:
         raise
-    except Exception as error:  # a user's file may raise anything
-        raise BadInput(_place_of(error, path), NO_VALUE, f'{_explain(error)}; mend it') from None
-
-
-def _place_of(error, path):
-    """The file and line where a config file failed; path: of the config file, as the user gave it."""
-    frames: list[Any] = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError):
-        frames.append((error.filename, error.lineno))
-    whole = os.path.abspath(path)
-    own = [(file, line) for file, line in frames if file and (file == whole or not file.startswith(FOREIGN))]
-    if not own:
-        return path
-    file, line = own[-1]
-    return f'{path if file == whole else file}, line {line}'
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        file, line, _ = user_files.place_of(error, path)
+        thing = f'{file}, line {line}' if line else file
+        raise BadInput(thing, NO_VALUE, f'{_explain(error)}; mend it') from None
 
 
 def _explain(error):
@@ -276,7 +260,7 @@ def code_files(config: Mapping[str, Any]) -> Iterator[str]:
     sections = [config['reward'], *(section for section in by_source.values() if isinstance(section, dict))]
     parts = [part for section in sections for part in section.get('parts', ()) if isinstance(part, list) and part]
     for path in (*(part[0] for part in parts), config['reward']['step_rewards']):
-        if rewards.is_file(str(path)):
+        if user_files.is_file(path):
             yield path
 
 

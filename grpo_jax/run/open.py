@@ -51,8 +51,8 @@ NOWHERE = os.path.join(os.devnull, 'nowhere')  # the workdir of a Run that has n
 # files and folders that a run or a branch may write before config.json, without which a folder holds no run
 WRITTEN = (
     *(lock.FILE, MAKING, checkpoint.FOLDER, checkpoint.DAMAGED, checkpoint.COLD_START, checkpoint.BAD),
-    *('model', 'data.json', steering.ENVIRONMENT, rows.EVENTS, 'programs.json', 'teacher.json', 'profile', *FILES),
-    *('tensorboard', 'rollouts'),
+    *('model', 'data.json', steering.CONTENTS, steering.ENVIRONMENT, rows.EVENTS, 'programs.json', 'teacher.json'),
+    *('profile', *FILES, 'tensorboard', 'rollouts'),
 )
 
 
@@ -74,6 +74,7 @@ class Run:
     mesh: jax.sharding.Mesh
     rewards: rewards.RewardFunctions
     workdir: str
+    contents: steering.Contents = steering.NO_CONTENTS  # of its data and the user's files, where it trains
 
 
 def open_training(
@@ -83,16 +84,27 @@ def open_training(
     functions: Mapping | None = None,
     steered: Steering | None = None,
     outer: Checks | None = None,
+    examples: Mapping[str, Iterable] | None = None,
 ) -> tuple[Run, data.Splits]:
-    """The Run of a training, whose rewards have been called once, and its splits. Arguments: as in open_run."""
+    """The Run of a training, whose rewards have been called once, and its splits.
+
+    examples: rows by split, in the place of the config's data. Other arguments: as in open_run.
+    """
     with Checks(outer) as check:
+        config = config if examples is None else make_python_config(config)
         run = open_run(config, workdir, algorithm, functions, steered, check)
-        splits = open_splits(run, steered, check)
+        if examples is not None and run.settings.data is not UNMADE:
+            section = run.settings.data
+            given = {**section.options, 'folder': {split: list(rows) for split, rows in examples.items()}}
+            run = dataclasses.replace(run, settings=run.settings._replace(data=section._replace(options=given)))
+        splits = open_splits(run, check)
         check(data.check_count, splits.train, check(lambda: run.settings.data.prompts_per_step))
         tried = check(gold.try_out, run.rewards, splits.train.examples)
         settings = check(run.settings.with_steps, check(len, splits.train.examples), run.algorithm)
         check(refuse_fewer_steps, settings.steps, max(checkpoint.steps(run.workdir), default=0))
-    return dataclasses.replace(run, rewards=tried, settings=settings), splits
+        read = UNMADE if UNMADE in splits else splits._asdict()
+        contents = check(steering.read_contents, run.workdir, run.settings.recorded, read, functions, steered)
+    return dataclasses.replace(run, rewards=tried, settings=settings, contents=contents), splits
 
 
 def open_run(
@@ -393,6 +405,17 @@ def make_whole_config(config: Any, algorithm: Algorithm | None = None) -> Any:
     return config
 
 
+def make_python_config(config: Any) -> Any:
+    """A copy of a config whose data are rows from Python; options of `files`, which reads their columns, stay."""
+    config = config.copy_and_resolve_references()
+    with config.unlocked(), config.ignore_type():
+        section = config.data
+        options = section.options.to_dict() if section.name == 'files' else {}
+        section.update(name='files', path='', revision='')
+        section.options = options | {'folder': data.PYTHON}
+    return config
+
+
 def open_changes(config: Any, workdir: str, algorithm: Algorithm | None = None) -> list[steering.Change]:
     """The Changes that a start in workdir would make to the run there; algorithm: as given to open_run."""
     config = make_whole_config(config, algorithm)
@@ -512,24 +535,14 @@ def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.
     return train or open_split(run, 'train')
 
 
-def open_train_split(run: Run, steered: Steering | None = None) -> data.Dataset:
-    """The Dataset of the train split; raises BadInput when a changed path leads to other data than the run's."""
-    dataset = open_split(run, 'train')
-    changes = steering.changes(run.workdir, run.settings.recorded)
-    changed = [change for change in changes if change.kind == Kind.PATH and change.key.startswith('data.')]
-    if changed and not steering.are_same_data(run.settings.data.origins, dataset, run.workdir):
-        steering.refuse(changed, run.workdir, steered)
-    return dataset
-
-
-def open_splits(run: Run, steered: Steering | None = None, outer: Checks | None = None) -> data.Splits:
-    """The train and test splits; raises BadInput as open_train_split, and when they share most test prompts.
+def open_splits(run: Run, outer: Checks | None = None) -> data.Splits:
+    """The train and test splits; raises BadInput when they share most test prompts.
 
     outer: as in open_run; the splits are UNMADE where the Run's data or tokenizer are.
     """
     with Checks(outer) as check:
         readable = UNMADE if UNMADE in (run.settings.data, run.model) else run
-        train = check(open_train_split, readable, steered)
+        train = check(open_split, readable, 'train')
         splits = data.Splits(train, check(open_split, readable, 'test', train))
         check(data.check_shared, splits.train, splits.test)
         check(data.warn_of_prompts, train)
@@ -632,7 +645,7 @@ def open_state(
     def read(path, abstract):
         if initial is None:
             return checkpoint.read_tree(path, abstract)
-        changes = steering.changes(run.workdir, run.settings.recorded)
+        changes = steering.changes(run.workdir, run.settings.recorded) + run.contents.changes
         amended = steering.keys_amended_since(run.workdir, int(os.path.basename(path)), changes)
         if not amended and not checkpoint.differs_in_observed(path, abstract):
             return checkpoint.read_tree(path, abstract)
@@ -659,17 +672,18 @@ def barrier(
     recorded: Mapping[str, Any],
     origins: Sequence[data.Origin],
     programs: Mapping[str, Any],
-    examples: Iterable[Any],
+    contents: Mapping[str, Any],
 ) -> None:
     """Waits until all processes are ready for the first step. Raises RuntimeError when they would not do the same.
 
     step: of the newest checkpoint, or None; recorded: the config; origins: of the data; programs: Executables by name;
-    examples: the train split's. All of these are compared between processes.
+    contents: of data and files, see steering.Contents. All of these are compared between processes.
     """
     values = {
         'step': step,
         'commits of the data': [origin.commit for origin in origins],
-        'data': compiled.short_hash(repr([(e.id, e.prompt, e.answer, e.messages) for e in examples])),
+        'data': contents.get('splits'),
+        'files': sorted(contents.get('files', {}).values()),
     }
     if processes.has_others():  # one process traces its programs, which a hash needs, later
         values |= {f'program {name}': program.hash for name, program in programs.items()}
@@ -686,12 +700,12 @@ def _flatten(tree, prefix):
             yield prefix + name, value
 
 
-def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = '') -> None:
+def make_workdir(run: Run, step: int | None, folder: str = '') -> None:
     """Records a Run in its workdir: environment, model's config and tokenizer, data, pieces, amendments, config.json.
 
-    train: the split whose digest is recorded; step: from which the run goes on, for the events of amendments; folder:
-    in the place of the workdir. Call it after all checks, so that a refused config changes nothing. config.json is
-    written last: without it a folder holds no run. Raises CannotWrite when the disk refuses a file.
+    step: from which the run goes on, for the events of amendments; folder: in the place of the workdir. Call it after
+    all checks, so that a refused config changes nothing. config.json is written last: without it a folder holds no run.
+    Raises CannotWrite when the disk refuses a file.
     """
     workdir, settings = folder or run.workdir, run.settings
     lock.check(workdir, settled=True)
@@ -700,8 +714,10 @@ def make_workdir(run: Run, train: data.Dataset, step: int | None, folder: str = 
         if processes.is_first():
             steering.record_environment(workdir)
             hf.copy_files(run.model.folder, os.path.join(workdir, 'model'))
-    steering.record_origins(workdir, steering.add_digests(settings.data.origins, train, workdir))
-    steering.record(workdir, step or 0, steering.changes(workdir, settings.recorded))
+    steering.record_origins(workdir, settings.data.origins)
+    steering.record(workdir, step or 0, steering.changes(workdir, settings.recorded) + run.contents.changes)
+    if run.contents.recorded:
+        json_file.write(os.path.join(workdir, steering.CONTENTS), run.contents.recorded)
     if run.algorithm is not None:
         json_file.write(os.path.join(workdir, steering.PIECES), algorithms.describe_pieces(run.algorithm))
     json_file.write(os.path.join(workdir, 'config.json'), settings.recorded)

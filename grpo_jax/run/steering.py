@@ -1,19 +1,22 @@
 """Which config keys may change in a started run; refuses other changes, and records changes, environment and data.
 
 A FREE key may change, and floats differ at most in their last bits. An AMENDABLE key may change with --amend, and the
-change is recorded in events.jsonl. A FIXED key may change only in a branch. An INHERITED key never changes.
+change is recorded in events.jsonl. A FIXED key may change only in a branch. An INHERITED key never changes. What the
+data and the user's files hold is AMENDABLE too, though no key says it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import datetime
 import importlib.metadata
+import inspect
 import logging
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +31,8 @@ from grpo_jax.sharding import compiled
 
 logger = logging.getLogger('grpo_jax')
 
-ENVIRONMENT, PIECES = 'environment.json', 'pieces.json'  # in the workdir
+ENVIRONMENT, PIECES, CONTENTS = 'environment.json', 'pieces.json', 'contents.json'  # in the workdir
+OF_CONTENTS, OF_CONFIG = 'content of ', 'source of the config '  # beginnings of keys of Changes
 # packages whose versions are recorded
 PACKAGES = ('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'orbax-checkpoint', 'transformers', 'numpy')
 MACHINE = ('code', 'python', 'packages', 'devices')  # parts of an environment on which programs depend
@@ -55,6 +59,10 @@ class Change(NamedTuple):
 
         Another file with a piece is PATH: `piece_changes` compares its content.
         """
+        if self.key.startswith((OF_CONTENTS, OF_CONFIG)):  # a config's values have their own
+            return Kind.AMENDABLE if self.key.startswith(OF_CONTENTS) else Kind.FREE
+        if self.key == 'data.options.sources' and _weights_in(self.old) != _weights_in(self.new):
+            return Kind.FIXED
         kind = kind_of(self.key)
         if self.key.startswith('algorithm.') and user_files.is_file(self.old) and user_files.is_file(self.new):
             return Kind.PATH
@@ -66,9 +74,24 @@ class Change(NamedTuple):
         return f'{self.key}: was {self.old!r}, now {self.new!r}'
 
 
+class Contents(NamedTuple):
+    """What the data and the user's files of a run hold."""
+
+    recorded: Mapping[str, Any] = MappingProxyType({})  # for contents.json
+    changes: tuple[Change, ...] = ()  # from the contents.json of the workdir
+
+
+NO_CONTENTS = Contents()
+
+
 def _reward_names(parts):
     """The reward names in reward.parts."""
     return [name for name, _ in parts] if parts else None
+
+
+def _weights_in(sources):
+    """The weights of a mixture's sources, as config.json has them."""
+    return [source.get('weight') for source in sources or () if isinstance(source, Mapping)]
 
 
 def value_of(tree: Any, key: str) -> Any:
@@ -125,6 +148,90 @@ def pieces_in_words(pieces: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[s
     return {f'algorithm.{key}': ' and '.join(in_words(**piece) for piece in own) for key, own in pieces.items()}
 
 
+def read_contents(
+    workdir: str | os.PathLike,
+    recorded: Mapping[str, Any],
+    splits: Mapping[str, data.Dataset],
+    functions: Mapping[str, Callable] | None = None,
+    steered: Steering | None = None,
+) -> Contents:
+    """The Contents of splits by name, of the files that a config names with all that they import, and of functions.
+
+    recorded: the config; functions: rewards by name. Raises BadInput where the workdir's run has seen others: with a
+    changed path as for any fixed key, else unless `steered` amends them.
+    """
+    named = (name if name.endswith('.py') else name.rpartition(':')[0] for name in name_files(recorded))
+    own, configs = (
+        {file: sha256 for path in paths for file, sha256 in user_files.digests(path).items()}
+        for paths in (filter(None, map(user_files.find_file, named)), user_files.CONFIG_FILES)
+    )
+    sources = {}
+    for name, function in (functions or {}).items():
+        with contextlib.suppress(OSError, TypeError):  # no file or cell may have it
+            sources[name] = compiled.short_hash(inspect.getsource(inspect.unwrap(function)))
+    read = {name: dataset.read for name, dataset in splits.items()}
+    contents = {
+        'splits': {name: data.contents_of(examples)._asdict() for name, examples in read.items()},
+        'files': own,
+        'configs': {file: sha256 for file, sha256 in configs.items() if file not in own},
+        'functions': sources,
+    }
+    changed = contents_changes(workdir, contents, read)
+    paths = [c for c in changes(workdir, recorded) if c.kind == Kind.PATH and c.key.startswith('data.')]
+    if paths and any(change.key == f'{OF_CONTENTS}the train split' for change in changed):
+        refuse(paths, str(workdir), steered)
+    check(changed, str(workdir), steered)
+    return Contents(contents, changed)
+
+
+def name_files(value: Any) -> Iterator[str]:
+    """Yields the users' files, FILE.py or FILE.py:NAME, that a config names."""
+    if user_files.is_file(value):
+        yield value
+    for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ():
+        yield from name_files(part)
+
+
+def contents_changes(
+    workdir: str | os.PathLike, recorded: Mapping[str, Any], splits: Mapping[str, Sequence] = MappingProxyType({})
+) -> tuple[Change, ...]:
+    """The Changes from a workdir's contents.json to `recorded`, as Contents has them; () without the file.
+
+    splits: Examples by split, whose Changes say what has changed in them. Files are compared by name, so that one that
+    was moved is no Change; one that came or went is a Change of the file that imports it, or of the config.
+    """
+    path, changed = os.path.join(workdir, CONTENTS), []
+    if not recorded or not os.path.exists(path):
+        return ()
+    old = json_file.read_object(path)
+    try:
+        for split, now in recorded['splits'].items():
+            then = data.Contents(**old['splits'].get(split, now))
+            if then != data.Contents(**now):
+                notes = data.changes_since(then, splits[split]) if split in splits else 'changed'
+                new = f'{_in_words(data.Contents(**now))}: {notes}'
+                changed.append(Change(f'{OF_CONTENTS}the {split} split', _in_words(then), new))
+        for section, key in (('files', ''), ('functions', 'the function '), ('configs', OF_CONFIG)):
+            then, now = (_digests_by_name(contents[section]) for contents in (old, recorded))
+            key = key if key == OF_CONFIG else OF_CONTENTS + key
+            both = [name for name in now if then.get(name, now[name]) != now[name]]
+            changed += [Change(key + name, f'sha256 {then[name]}', f'sha256 {now[name]}') for name in both]
+    except (KeyError, TypeError, AttributeError):
+        raise BadInput('contents of the run', path, 'has another form; bring it back from a copy') from None
+    return tuple(changed)
+
+
+def _in_words(contents):
+    """A split's Contents as a Change has them."""
+    return f'{contents.rows} rows, sha256 {compiled.short_hash(repr(contents))[:12]}'
+
+
+def _digests_by_name(digests):
+    """{a file's name, without its folder: the first digits of its digest, or of all digests of files of this name}."""
+    names = sorted((os.path.basename(path), sha256[:12]) for path, sha256 in digests.items())
+    return {name: ' '.join(sha256 for other, sha256 in names if other == name) for name, _ in names}
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '') -> Iterable[Change]:
     """Yields a Change for each dotted key in which two nested dicts differ."""
     for key in sorted(old.keys() | new.keys()):
@@ -153,6 +260,9 @@ def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -
 
     With a change that a run cannot go on with, the workdir holds another run.
     """
+    if any(change.key == 'data.options.folder' and change.old == data.PYTHON for change in changed):
+        remedy = 'go on with train.run(config, workdir, examples=...) and the same rows, or use another --workdir'
+        raise BadInput('--workdir', workdir, f'holds a run whose data came from Python; {remedy}')
     fixed = [change.key for change in changed if change.kind not in (Kind.FREE, Kind.AMENDABLE)]
     inherited = [change.key for change in changed if change.kind == Kind.INHERITED]
     named = sorted(changed, key=lambda change: change.key not in (inherited or fixed))[:MOST_NAMED]
@@ -192,7 +302,7 @@ def valid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> 
     """Rows of events.jsonl, without amendments that config.json (`config`) lacks because of a crash between the two."""
     valid, settled = [], set()
     for row in reversed(rows):
-        if row['event'] == 'amended' and row['key'] not in settled:
+        if row['event'] == 'amended' and row['key'] not in settled and not row['key'].startswith(OF_CONTENTS):
             if value_of(config, row['key']) != row['new']:
                 continue
             settled.add(row['key'])
@@ -323,9 +433,7 @@ def record_origins(workdir: str, origins: Sequence[data.Origin]) -> None:
     """
     if any(any(origin) for origin in origins):
         os.makedirs(workdir, exist_ok=True)
-        rows = [origin._asdict() for origin in origins]
-        rows = [{name: value for name, value in row.items() if value or name != 'digest'} for row in rows]
-        json_file.write(os.path.join(workdir, 'data.json'), rows)
+        json_file.write(os.path.join(workdir, 'data.json'), [origin._asdict() for origin in origins])
 
 
 def recorded_origins(workdir: str) -> list[data.Origin]:
@@ -336,29 +444,3 @@ def recorded_origins(workdir: str) -> list[data.Origin]:
         return [data.Origin(**origin) for origin in origins]
     except TypeError:
         raise BadInput('origins of the data', path, 'is no list of them; bring it back from a copy') from None
-
-
-def add_digests(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> list[data.Origin]:
-    """The origins; folders get the digest that the workdir records, or in a new workdir the digest of `train`."""
-    if not any(origin.folder for origin in origins):
-        return list(origins)
-    recorded = {origin.digest for origin in recorded_origins(workdir)} - {''}
-    digest = min(recorded) if recorded else digest_of(train)
-    return [origin._replace(digest=digest) if origin.folder else origin for origin in origins]
-
-
-def digest_of(dataset: data.Dataset) -> str:
-    """A hash of a data set's examples, their order, and the weights of its sources."""
-    examples = [(e.id, e.prompt, e.answer, e.messages, e.meta) for e in dataset.examples]
-    return compiled.short_hash(repr((examples, [weight for weight, _ in dataset.sources])))
-
-
-def are_same_data(origins: Sequence[data.Origin], train: data.Dataset, workdir: str) -> bool:
-    """Whether data equal a workdir's recorded data: all their commits are equal, or the digests of their examples."""
-    recorded = recorded_origins(workdir)
-    if len(origins) == len(recorded) and all(
-        now.commit and now.commit == then.commit for now, then in zip(origins, recorded, strict=True)
-    ):
-        return True
-    digests = {origin.digest for origin in recorded} - {''}
-    return len(digests) == 1 and digests == {digest_of(train)}

@@ -8,6 +8,7 @@ Examples:
 """
 
 from collections.abc import Iterator
+import contextlib
 import json
 import os
 import sys
@@ -16,9 +17,10 @@ from typing import Any
 from absl import flags
 import jax
 
+from grpo_jax import data, user_files
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.run import checkpoint, cli, steering, writer
+from grpo_jax.run import checkpoint, cli, config_file, steering, writer
 from grpo_jax.run.rows import EVENTS, recorded_events
 from grpo_jax.text import escape
 
@@ -28,6 +30,7 @@ TEXTS = (
     'programs.json',
     'data.json',
     steering.PIECES,
+    steering.CONTENTS,
 )  # JSON files of a run; data.json only when it reads data files
 ROWS = (*writer.FILES, EVENTS)
 
@@ -130,6 +133,26 @@ def verify(workdir: str) -> Iterator[str]:
         yield from verify(nested)
 
 
+def compare_contents(workdir: str) -> Iterator[str]:
+    """Yields a line for each split and user's file that is where the run has read it, and no longer the same.
+
+    Splits from Python, and those of a user's own code, are not read.
+    """
+    recorded = as_object(_read_json(workdir, steering.CONTENTS, {}))
+    splits, now = {}, {'splits': {}, 'functions': {}}
+    for section in ('files', 'configs'):
+        here = [path for path in as_object(recorded.get(section)) if os.path.isfile(path)]
+        now[section] = {path: user_files.digests(path)[path] for path in here}
+    config: Any = config_file.read_recorded(workdir, trust=True)  # none of its code is run
+    with contextlib.suppress(BadInput):  # the data may be elsewhere
+        if not any(steering.name_files(config.data.to_dict())):
+            options = data.locate(data.DataOptions.from_config(config.data), steering.recorded_origins(workdir))
+            for split in as_object(recorded.get('splits')):
+                splits[split] = data.examples_in(data.examples(options.name, options.options, split))
+            now['splits'] = {split: data.contents_of(rows)._asdict() for split, rows in splits.items()}
+    yield from map(str, steering.contents_changes(workdir, now if recorded else {}, splits))
+
+
 def _check_rows(folder, name):
     """Yields a line for each damaged row of a file, and for the first step out of order."""
     path = os.path.join(folder, name)
@@ -202,9 +225,10 @@ def main() -> None:
         print(line)
     if values.verify:
         problems = 0
-        for problem in verify(workdir):
-            problems += 1
-            print(f'damaged: {problem}', flush=True)
+        for word, faults in (('damaged', verify), ('changed', compare_contents)):
+            for problem in faults(workdir):
+                problems += 1
+                print(f'{word}: {problem}', flush=True)
         print(f'{problems} problems' if problems else 'verified: every file, row and array is whole')
         sys.exit(1 if problems else 0)
 

@@ -13,6 +13,7 @@ import pytest
 from grpo_jax import data
 from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import arithmetic, gsm8k, gsm8k_calculator, tinystories
+from grpo_jax.data import dataset as reading
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.rewards import numeric
@@ -328,3 +329,22 @@ def test_tinystories_holds_one_story_out():
     assert len(train) == 5 * len(test) == 120
     assert len({e.id for e in train + test}) == 144
     assert not {e.prompt.split('. ', 1)[1] for e in train} & {e.prompt.split('. ', 1)[1] for e in test}
+
+
+def test_very_many_prompts_are_encoded_when_they_are_drawn(tmp_path, monkeypatch):
+    texts = [f'{i}+{i % 7}=' for i in range(60)] + ['1+' * 40, 'é+1=']
+    for split in ('train', 'test'):
+        rows = [json.dumps({'prompt': text, 'answer': str(i)}) for i, text in enumerate(texts)]
+        (tmp_path / f'{split}.jsonl').write_text('\n'.join(rows) + '\n', encoding='utf8')
+    options = data.DataOptions(name='files', options={'folder': str(tmp_path)}, max_prompt_tokens=12)
+    tokenizer = hf.load_tokenizer(hf.find('configs/models/characters'))
+    whole = data.load(options, 'train', tokenizer)
+    monkeypatch.setattr(reading, 'MOST_AT_ONCE', 10)
+    encoded, encode = [], reading.encode_prompt
+    monkeypatch.setattr(reading, 'encode_prompt', lambda *given: encoded.append(given[1]) or encode(*given))
+    lazy = data.load(options, 'train', tokenizer)
+    assert encoded == texts[-2:]  # the one is long, the other no plain ASCII
+    assert lazy.examples == whole.examples and len(lazy.tokens) == len(whole.tokens) == 61
+    assert [lazy.tokens[i] for i in (3, 50, 60)] == [whole.tokens[i] for i in (3, 50, 60)]
+    assert data.pick(lazy, [5, 3]).tokens[1] == whole.tokens[3] and len(encoded) == 4
+    assert list(lazy.tokens) == list(whole.tokens)

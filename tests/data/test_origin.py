@@ -18,7 +18,7 @@ from grpo_jax.collect import demonstrations
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
-from grpo_jax.run.open import open_config, open_split, open_train_split
+from grpo_jax.run.open import open_config, open_split
 from grpo_jax.tools import iterate, sweep
 from tests import hub_cache as cache
 from tests import small_model, tiny_run
@@ -355,7 +355,7 @@ def test_a_run_reads_the_commit_that_it_began_with(hub_cache, tmp_path):
     told = open_config(sums(), str(tmp_path / 'cold'), origins=[data.Origin(**origin)])
     assert told.settings.data.origins == (data.Origin(**origin),)
     with pytest.raises(BadInput, match=r"data.revision is '' and not 'main'"):
-        open_train_split(open_config(sums(data__revision='main'), workdir))
+        tiny_run.read(open_config(sums(data__revision='main'), workdir))
 
 
 def test_a_run_whose_commit_is_gone_is_refused_and_left_alone(hub_cache, tmp_path):

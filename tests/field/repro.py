@@ -28,6 +28,7 @@ from grpo_jax.configs import default  # noqa: E402
 from grpo_jax.errors import BadInput  # noqa: E402
 from grpo_jax.example import Example  # noqa: E402
 from grpo_jax.models import hf  # noqa: E402
+from grpo_jax.run import config_file  # noqa: E402
 
 sys.path.insert(0, HERE)
 import tiny  # noqa: E402
@@ -105,6 +106,12 @@ def command(*args, lines=2, keep=('error', 'Error', 'text', 'model', 'train: ', 
     return done.stdout + done.stderr
 
 
+def seen(*args):
+    """(status, output) of a command of the project."""
+    done = subprocess.run([sys.executable, '-m', 'grpo_jax', *args], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
 def train(*flags, **more):
     shutil.rmtree('w', ignore_errors=True)
     return command('train', '--config=tiny.py', '--workdir=w', *flags, **more)
@@ -157,15 +164,25 @@ def splits():
 
 @case
 def files():
-    """A user's own files are loaded in a way that valid Python does not survive.
-    Expected: they run as they do under `python FILE.py`."""
-    for name in ('future_dataclass:score', 'pickled:score', 'procs:score', 'sibling:score', 'pack/rel:score', 'acall:score'):
-        file, function = name.split(':')
-        train(f"--config.reward.parts=(('numeric', 1.0), ('rewards/{file}.py:{function}', 0.1))", lines=1)
-    for name in ('future_dataclass', 'sibling', 'key_error', 'meta_none', 'int_answer'):
-        train(f'--config.data.name=datasets/{name}.py', lines=1, keep=('error', 'Error'))
+    """A user's own files are imported as Python imports them. Expected: they run as they do under `python FILE.py`; what is wrong is a line."""
+    from grpo_jax import data
+
+    for name in ('future_dataclass', 'pickled', 'procs', 'sibling', 'pack/rel', 'acall'):
+        c = default.get_config('dr_grpo')
+        with c.unlocked():
+            c.reward.parts, c.reward.verifier, c.reward.workers = ((f'rewards/{name}.py:score', 1.0),), '', 1
+        with rewards.build(rewards.RewardOptions.from_config(c.reward), 512) as functions:
+            r = rewards.compute_rewards(functions, [Example('?', '30', 0, {})], ['30'], [False], [5])
+        assert list(r.parts['score']) == [{'future_dataclass': 1, 'pickled': 1, 'acall': 0.5}.get(name, 0.02)], name
+    for name, words in {'key_error': 'key_error.py, line 4: KeyError', 'meta_none': 'not Examples', 'int_answer': 'not Examples'}.items():
+        try:
+            data.load(data.DataOptions(name=f'datasets/{name}.py'), 'train', None)
+            raise AssertionError(name)
+        except BadInput as error:
+            assert words in str(error), error
     for name in ('future_dataclass', 'sibling'):
-        command('show', f'--config=experiments/{name}.py', '--prompts=1', lines=1)
+        assert data.examples(f'datasets/{name}.py', {}, 'train')
+        assert config_file.read_config(f'experiments/{name}.py').steps == 1
 
 
 @case
@@ -230,7 +247,7 @@ def tied():
 @case
 def resumed():
     """Train rows, gold answers, test rows and the reward's file change between two starts of a run, under the same paths.
-    Expected: refused like a changed path (docs/checkpoints.md: 'the examples are those of data.json; else as fixed'), or a warning."""
+    Expected: refused in one line with what changed; --amend goes on; `provenance --verify` says it."""
     def rows(split, count, add=0):
         with open(f'd/{split}.jsonl', 'w') as f:
             f.writelines(json.dumps({'prompt': f'{i}+{3 + (split == "test")}=', 'answer': i + 3 + (split == 'test') + add}) + '\n' for i in range(count))
@@ -243,8 +260,14 @@ def resumed():
     command('train', *flags, '--config.steps=1', lines=1)
     rows('train', 41, add=7), rows('test', 7)
     open('mine.py', 'w').write('def mine(completion, example):\n    return 5.0\n')
-    command('train', *flags, '--config.steps=2', lines=9, keep=('warning', 'error', 'train: 2'))
-    command('provenance', '--verify', '--workdir=w2', lines=1, keep=('verified', 'error'))
+    status, out = seen('train', *flags, '--config.steps=2')
+    assert status == 2 and all(f'content of {what} is' in out for what in ('the train split', 'the test split', 'mine.py')), out
+    assert '1 appended and other answers' in out and '1 fewer' in out and '--amend' in out, out
+    status, out = seen('provenance', '--verify', '--workdir=w2')
+    assert status == 1 and 'changed: content of mine.py' in out and 'changed: content of the train split' in out, out
+    assert seen('train', *flags, '--config.steps=2', '--amend')[0] == 0
+    status, out = seen('provenance', '--verify', '--workdir=w2')
+    assert status == 0 and 'verified' in out and 'amended' in out, out
 
 
 @case

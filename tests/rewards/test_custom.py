@@ -146,9 +146,12 @@ def test_a_file_that_cannot_be_imported_is_refused_before_anything_starts(tmp_pa
     assert f'{path}, line {line}: {words}' in str(error.value) and str(error.value).endswith('; mend the file')
 
 
-def test_a_function_that_is_async_and_takes_all_completions_is_refused(file):
-    with pytest.raises(BadInput, match='is async and takes all completions; choose one'):
-        make((f'{file}:asks_all', 1.0))
+def test_a_function_that_is_async_may_take_all_completions(file):
+    with make((f'{file}:asks_all', 1.0)) as reward_functions:
+        _, parts = compute(reward_functions, [example('1')], ['a'])
+        np.testing.assert_array_equal(parts['asks_all'], [1.0])
+        with pytest.raises(BadInput, match=r'returned \[1\.0\], and not a list of 2 rewards'):
+            compute(reward_functions, [example('1')], ['a', 'b'])
 
 
 def test_a_function_of_a_notebook_keeps_its_traceback():
@@ -276,7 +279,6 @@ def test_a_parameter_that_names_nothing_is_refused_before_the_run_and_in_it(tmp_
     [
         ('def f(completion, examples): return 1.0', 'names one completion (completion) and all (examples)'),
         ('def f(prompts, example): return 1.0', 'names one completion (example) and all (prompts)'),
-        ('async def f(prompts, completions, **rest): return [1.0]', 'is async and takes all completions'),
         ('f = iter', 'is no function with a signature'),
     ],
 )

@@ -1,0 +1,97 @@
+"""Data from Python: rows that lie in no file train, and are the run's from then on."""
+
+import json
+
+import numpy as np
+import pytest
+
+from grpo_jax import train
+from grpo_jax.errors import BadInput
+from grpo_jax.example import Example
+from grpo_jax.run.open import make_workdir, open_training
+from grpo_jax.run.steering import Steering
+from tests import tiny_run
+
+TRAIN = [{'prompt': f'{i}+3=', 'answer': i + 3, 'source': 'sums'} for i in range(40)]
+TEST = [{'prompt': f'{i}+4=', 'answer': i + 4} for i in range(8)]
+ROWS = {'train': TRAIN, 'test': TEST}
+
+
+class Table:
+    """Duck-typed, like a datasets.Dataset: its rows are mappings of plain and numpy values."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __iter__(self):
+        return iter([row | {'answer': np.int64(row['answer']), 'vector': np.ones(2)} for row in self.rows])
+
+
+def opened(workdir, examples, steered=None, **changes):
+    run, splits = open_training(tiny_run.config(**changes), str(workdir), steered=steered, examples=examples)
+    return run, splits
+
+
+@pytest.mark.parametrize('kind', [list, iter, Table])
+def test_rows_of_any_kind_are_read_as_those_of_a_file(tmp_path, kind):
+    _, splits = opened(tmp_path / 'run', {split: kind(rows) for split, rows in ROWS.items()})
+    first = splits.train.examples[0]
+    assert (first.prompt, first.answer, first.id, first.meta['source']) == ('0+3=', '3', 0, 'sums')
+    assert len(splits.train.examples) == 40 and len(splits.test.examples) == 8
+
+
+def test_examples_and_columns_of_other_names_are_taken(tmp_path):
+    rows = [Example(row['prompt'], str(row['answer']), 9 + i, {}) for i, row in enumerate(TRAIN)]
+    _, splits = opened(tmp_path / 'run', {'train': rows, 'test': TEST})
+    assert splits.train.examples[0].id == 9
+    renamed = {split: [{'q': r['prompt'], 'x': {'gold': r['answer']}} for r in rows] for split, rows in ROWS.items()}
+    fields = {'folder': '', 'prompt_field': 'q', 'answer_field': 'x.gold'}
+    _, splits = opened(tmp_path / 'run', renamed, data__name='files', data__options=fields)
+    assert splits.test.examples[1].answer == '5'
+
+
+def test_a_run_goes_on_with_the_same_rows_alone(tmp_path, monkeypatch):
+    run, _ = opened(tmp_path / 'run', ROWS)
+    make_workdir(run, 0)
+    make_workdir(opened(tmp_path / 'run', {'train': Table(TRAIN).rows, 'test': iter(TEST)})[0], 1)
+    with pytest.raises(BadInput, match=r'content of the train split is .*: 1 appended'):
+        opened(tmp_path / 'run', {'train': [*TRAIN, TEST[0]], 'test': TEST})
+    other = [row | {'answer': 1} for row in TRAIN]
+    with pytest.raises(BadInput, match='other answers'):
+        opened(tmp_path / 'run', {'train': other, 'test': TEST})
+    opened(tmp_path / 'run', {'train': other, 'test': TEST}, Steering(amend=True))
+    # the command line
+    with pytest.raises(BadInput, match=r'holds a run whose data came from Python; go on with train\.run') as error:
+        open_training(tiny_run.config(), str(tmp_path / 'run'))
+    assert '\n' not in str(error.value)
+    # files with the same rows
+    for split, rows in ROWS.items():
+        (tmp_path / f'{split}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    open_training(tiny_run.config(data__name='files', data__options={'folder': str(tmp_path)}), str(tmp_path / 'run'))
+
+
+def test_check_takes_rows_and_commands_on_the_run_say_where_they_are(tmp_path):
+    from grpo_jax import evaluate
+    from grpo_jax.run.open import open_split
+
+    run, _ = train.check(tiny_run.config(), str(tmp_path / 'run'), examples=ROWS)
+    make_workdir(run, 0)
+    with pytest.raises(BadInput, match=r'the rows of the run came from Python: call train\.run') as error:
+        open_split(evaluate.open_recorded(str(tmp_path / 'run')), 'test')
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    'examples, words',
+    [
+        ({'train': TRAIN}, "have no split 'test'"),
+        ({'train': ['prompt', 'answer'], 'test': TEST}, r"examples\['train'\]\[0\] = 'prompt': must be a dict or an"),
+        ({'train': [{'prompt': '1', 'answer': [2]}], 'test': TEST}, r"field 'answer' must be text or a number"),
+    ],
+)
+def test_what_cannot_be_read_is_a_line(tmp_path, examples, words):
+    with pytest.raises(BadInput, match=words):
+        opened(tmp_path / 'run', examples)
