@@ -24,7 +24,7 @@ class Setting(NamedTuple):
     differs: str
 
     def __str__(self):
-        is_here = f'is {self.here} here' if self.here else f'has no equivalent: {self.differs}'
+        is_here = f'is {self.here} here' if self.here else f'is no key here: {self.differs}'
         return f"{self.framework}'s {self.name} {is_here}"
 
 

@@ -58,7 +58,7 @@ def test_a_row_names_keys_that_exist_with_values_that_they_may_have(row):
 def test_a_name_is_explained_with_its_key():
     for row in coming_from.settings():
         name, _, value = row.name.partition('=')
-        assert (row.here or 'has no equivalent') in coming_from.explain(name, value or '1'), row
+        assert (row.here or 'is no key here') in coming_from.explain(name, value or '1'), row
 
 
 @pytest.mark.parametrize('row', coming_from.settings()[::12], ids=lambda row: f'{row.framework}-{row.name}')
@@ -69,7 +69,7 @@ def test_a_name_is_refused_with_its_key_on_the_command_line(row):
     except (KeyError, AttributeError, TypeError):
         with pytest.raises(BadInput) as error:
             config_file.Parser(['train', f'--config.{name}={value or 1}']).parse('arithmetic')
-        assert (row.here or 'has no equivalent') in str(error.value)
+        assert (row.here or 'is no key here') in str(error.value)
 
 
 @pytest.mark.parametrize(
