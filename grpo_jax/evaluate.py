@@ -94,8 +94,8 @@ def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) ->
     engine = make_run_sampler(run, shapes, greedy=1)
     key = jax.random.fold_in(jax.random.key(settings.seed), NOISE)
     return Evaluator(
-        dataset.split or split, dataset, shapes, engine, samples, settings.seed, key, run.mesh, settings.sampling.pad_token,
-        run.model.tokenizer, run.rewards,
+        dataset.split or split, dataset, shapes, engine, samples, settings.seed, key, run.mesh,
+        settings.sampling.pad_token, run.model.tokenizer, run.rewards,
     )  # fmt: skip
 
 
