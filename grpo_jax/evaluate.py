@@ -107,7 +107,7 @@ def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) ->
     engine = make_run_sampler(run, shapes, greedy=1)
     key = jax.random.fold_in(jax.random.key(settings.seed), NOISE)
     return Evaluator(
-        split, dataset, shapes, engine, samples, settings.seed, key, run.mesh, run.model.tokenizer,
+        dataset.split or split, dataset, shapes, engine, samples, settings.seed, key, run.mesh, run.model.tokenizer,
         run.rewards,
     )  # fmt: skip
 

@@ -53,8 +53,8 @@ def examples(
     records.get_field; the prompt may be a chat, and is '' for prompt_field=''. A row without answer becomes Unanswered,
     and so does every row where answer_field is ''. columns: {name: path} of further columns, that rewards, `only` and
     `without` read; a demonstration that is a chat is its last message, and where it is the prompt's own chat, the
-    prompt is the messages before. only, without: {column: values}, a list, or a text like a|b, of rows to read and of rows to
-    leave out.
+    prompt is the messages before. only, without: {column: values}, a list, or a text like a|b, of rows to read and of
+    rows to leave out.
     """
 
     def example(row, index, where):
