@@ -100,11 +100,12 @@ def seed_unsolved(
             prompt = add_exemplars(tokenizer, prompt_format, example, exemplars, longest)
             seeds |= {owner: prompt} if prompt else {}
             exemplars = exemplars[1:]  # the farthest is given up first
+    all_tokens = list(prompts.tokens)
     for place, owner in enumerate(owners.tolist()):
         if owner in seeds:
-            prompts.examples[place], prompts.tokens[place] = seeds[owner]
+            prompts.examples[place], all_tokens[place] = seeds[owner]
             seeded += 1
-    return prompts, seeded
+    return prompts._replace(tokens=all_tokens), seeded
 
 
 class Solved(NamedTuple):
