@@ -29,7 +29,6 @@ def make_rounds(
 ) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
     """Makes collect(state, progress) -> (Draw, TrainState), which samples a step in rounds (see allocate.explore)."""
     options, unit, queries = drawer.options, drawer.shapes.group_size, drawer.shapes.queries
-    pad_token, thinking_start = drawer.sampling.pad_token, drawer.sampling.thinking_start
     rounds = drawer.shapes.prompts // drawer.prompts
 
     def collect(state, progress):
@@ -45,7 +44,7 @@ def make_rounds(
                     drawer.tokenizer, prompt_format, queries, unseeded, owners, blocks, options.seeding
                 )
                 seeded += count * unit
-            _, prompts = data.prompts(prompts_of_round, range(len(owners)), queries, pad_token, thinking_start)
+            _, prompts = data.prompts(prompts_of_round, range(len(owners)), queries, drawer.pad_token)
             first = np.int32(np.asarray(first) + earlier[owners])
             draw = drawer.sample(state, [unseeded.examples[i] for i in owners], prompts, progress, first=first)
             groups = split_groups(draw._replace(examples=prompts_of_round.examples), step, options.gate)
@@ -101,12 +100,12 @@ def seed_unsolved(
             prompt = add_exemplars(tokenizer, prompt_format, example, exemplars, longest)
             seeds |= {owner: prompt} if prompt else {}
             exemplars = exemplars[1:]  # the farthest is given up first
-    tokens_of = list(prompts.tokens)
+    all_tokens = list(prompts.tokens)
     for place, owner in enumerate(owners.tolist()):
         if owner in seeds:
-            prompts.examples[place], tokens_of[place] = seeds[owner]
+            prompts.examples[place], all_tokens[place] = seeds[owner]
             seeded += 1
-    return prompts._replace(tokens=tokens_of), seeded
+    return prompts._replace(tokens=all_tokens), seeded
 
 
 class Solved(NamedTuple):
