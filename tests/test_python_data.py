@@ -43,6 +43,13 @@ def test_rows_of_any_kind_are_read_as_those_of_a_file(tmp_path, kind):
     assert len(splits.train.examples) == 40 and len(splits.test.examples) == 8
 
 
+def test_rows_to_learn_from_are_enough(tmp_path):
+    _, splits = opened(tmp_path / 'run', {'train': TRAIN})
+    assert splits.test.examples == splits.train.examples
+    _, splits = opened(tmp_path / 'run', {'train': TRAIN}, data__held_out=0.3)
+    assert 0 < len(splits.test.examples) < len(splits.train.examples) < 40
+
+
 def test_examples_and_columns_of_other_names_are_taken(tmp_path):
     rows = [Example(row['prompt'], str(row['answer']), 9 + i, {}) for i, row in enumerate(TRAIN)]
     _, splits = opened(tmp_path / 'run', {'train': rows, 'test': TEST})
@@ -87,9 +94,9 @@ def test_check_takes_rows_and_commands_on_the_run_say_where_they_are(tmp_path):
 @pytest.mark.parametrize(
     'examples, words',
     [
-        ({'train': TRAIN}, "have no split 'test'"),
+        ({'test': TEST}, "have no split 'train'"),
         ({'train': ['prompt', 'answer'], 'test': TEST}, r"examples\['train'\]\[0\] = 'prompt': must be a dict or an"),
-        ({'train': [{'prompt': '1', 'answer': [2]}], 'test': TEST}, r"field 'answer' must be text or a number"),
+        ({'train': [{'prompt': ['1'], 'answer': 2}], 'test': TEST}, r"field 'prompt'"),
     ],
 )
 def test_what_cannot_be_read_is_a_line(tmp_path, examples, words):

@@ -22,6 +22,7 @@ from grpo_jax.data.dataset import (
     options_of,
     pick,
     prompts,
+    source_of,
     spread,
     warn_of_prompts,
 )
@@ -60,6 +61,7 @@ __all__ = [
     'pick',
     'prompts',
     'revisit',
+    'source_of',
     'spread',
     'walk',
     'warn_of_prompts',

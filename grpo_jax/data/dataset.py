@@ -146,8 +146,7 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
     BadInput for the first malformed row if options.strict, when most rows are malformed, when no example of the split
     or of a mixture's source is left, and for options, ids or a chat template that do not work.
     """
-    names = {'train': options.train_split, 'test': options.train_split if options.held_out else options.test_split}
-    if not (named := names.get(split, split)):
+    if not (named := source_of(options, split)):
         raise MissingSplit('data.test_split', '', 'names no split; name one, or set data.held_out')
     rows = examples(options.name, options.options, named)
     if not rows:
@@ -191,6 +190,12 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
     if options.held_out:
         dataset = _hold_out(dataset, options.held_out)
     return dataset._replace(sources=_sources(options, dataset.examples), read=read)
+
+
+def source_of(options: DataOptions, split: str) -> str:
+    """The split or file of the data set that 'train' or 'test' is read from; another name stands for itself."""
+    test = options.train_split if options.held_out else options.test_split
+    return {'train': options.train_split, 'test': test}.get(split, split)
 
 
 def examples_in(rows: Sequence[Example | BadInput]) -> list[Example]:

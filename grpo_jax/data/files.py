@@ -143,7 +143,7 @@ def rows(
 def _rows_of_python(examples, split):
     """Yields (where, row) for each row of a split that was handed to train.run."""
     if split not in examples:
-        raise BadInput('examples', [*examples], f'have no split {split!r}; add its rows')
+        raise MissingSplit('examples', [*examples], f'have no split {split!r}; add its rows')
     for index, row in enumerate(examples[split]):
         where = f'examples[{split!r}][{index}]'
         if isinstance(row, Mapping):

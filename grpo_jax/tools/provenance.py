@@ -148,7 +148,12 @@ def compare_contents(workdir: str) -> Iterator[str]:
         if not any(steering.name_files(config.data.to_dict())):
             options = data.locate(data.DataOptions.from_config(config.data), steering.recorded_origins(workdir))
             for split in as_object(recorded.get('splits')):
-                splits[split] = data.examples_in(data.examples(options.name, options.options, split))
+                named = data.source_of(options, split)
+                try:
+                    rows = data.examples(options.name, options.options, named)
+                except data.MissingSplit:  # prompts of the train split were evaluated
+                    rows = data.examples(options.name, options.options, options.train_split)
+                splits[split] = data.examples_in(rows)
             now['splits'] = {split: data.contents_of(rows)._asdict() for split, rows in splits.items()}
     yield from map(str, steering.contents_changes(workdir, now if recorded else {}, splits))
 
