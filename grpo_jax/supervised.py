@@ -22,8 +22,8 @@ from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.models.lora import LoraOptions, turn_off
 from grpo_jax.run import checkpoint, cli
-from grpo_jax.run.loop import Shell, owns_workdir
-from grpo_jax.run.open import Run, barrier, make_policy, make_workdir, open_config, open_split, open_state
+from grpo_jax.run.loop import Shell, barrier, owns_workdir
+from grpo_jax.run.open import Run, make_policy, make_workdir, open_config, open_split, open_state
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.steering import Steering, changes, read_contents
 from grpo_jax.sharding import batches

@@ -42,12 +42,11 @@ from grpo_jax.learner.programs import Learner
 from grpo_jax.rewards import gold
 from grpo_jax.run import branch, checkpoint, cli
 from grpo_jax.run.console import print_outcome
-from grpo_jax.run.loop import Shell, check_rewarded, owns_workdir
+from grpo_jax.run.loop import Shell, barrier, check_rewarded, owns_workdir
 from grpo_jax.run.measure import make_measure, make_speeds
 from grpo_jax.run.observers import make_observers
 from grpo_jax.run.open import (
     Run,
-    barrier,
     make_run_learner,
     make_workdir,
     open_changes,

@@ -44,9 +44,9 @@ FLOORS = [
 BATTERIES = ('rewards', 'data', 'environments', 'workers', 'diagnose')  # chosen by a file's name, or passive
 
 # upper bounds of an honest house, which each issue moves by what it may add: lines and tokens of the core and of all
-BUDGETS = {'core': (21_700, 163_400), 'all': (36_090, 265_400)}
+BUDGETS = {'core': (22_350, 169_100), 'all': (38_500, 284_300)}
 RUN_FILES = 16
-DEMO_MODULES, MINIMAL_MODULES = 153, 43  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
+DEMO_MODULES, MINIMAL_MODULES = 154, 43  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
 
 FILE_LINES, FUNCTION_LINES, PARAMETERS, LEAST_LINES = 700, 100, 8, 60
 TRAIN_RUN_LINES = 60  # of code

@@ -12,7 +12,8 @@ from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner, without_frozen
 from grpo_jax.ranges import Kind
 from grpo_jax.run import checkpoint, rows, steering
-from grpo_jax.run.open import MAKING, Run, barrier, make_whole_policy, make_workdir, refuse_fewer_steps
+from grpo_jax.run.loop import barrier
+from grpo_jax.run.open import MAKING, Run, make_whole_policy, make_workdir, refuse_fewer_steps
 from grpo_jax.run.settings import kind_of
 
 logger = logging.getLogger('grpo_jax')

@@ -1,6 +1,6 @@
 """The shell around a run's steps: checkpoints, files, monitors, signals and traces; all processes stop together."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import inspect
@@ -57,6 +57,39 @@ def owns_workdir(run: Callable[P, R]) -> Callable[P, R]:
             return run(*args, **kwargs)
 
     return owner
+
+
+def barrier(
+    step: int | None,
+    recorded: Mapping[str, Any],
+    origins: Sequence[Any],
+    programs: Mapping[str, Any],
+    contents: Mapping[str, Any],
+) -> None:
+    """Waits until all processes are ready for the first step. Raises RuntimeError when they would not do the same.
+
+    step: of the newest checkpoint, or None; recorded: the config; origins: of the data; programs: Executables by name;
+    contents: of data and files, see steering.Contents. All of these are compared between processes.
+    """
+    values = {
+        'step': step,
+        'commits of the data': [origin.commit for origin in origins],
+        'data': contents.get('splits'),
+        'files': sorted(contents.get('files', {}).values()),
+    }
+    if processes.has_others():  # one process traces its programs, which a hash needs, later
+        values |= {f'program {name}': program.hash for name, program in programs.items()}
+    with during('waiting for the other processes'):
+        processes.exchange_stop('the start', values | dict(_flatten(recorded, 'config.')))
+
+
+def _flatten(tree, prefix):
+    """Yields (dotted name, value) of each leaf of nested dicts."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f'{prefix}{name}.')
+        else:
+            yield prefix + name, value
 
 
 class Shell:

@@ -667,39 +667,6 @@ def refuse_fewer_steps(steps: int, done: int) -> None:
 # the record in a workdir
 
 
-def barrier(
-    step: int | None,
-    recorded: Mapping[str, Any],
-    origins: Sequence[data.Origin],
-    programs: Mapping[str, Any],
-    contents: Mapping[str, Any],
-) -> None:
-    """Waits until all processes are ready for the first step. Raises RuntimeError when they would not do the same.
-
-    step: of the newest checkpoint, or None; recorded: the config; origins: of the data; programs: Executables by name;
-    contents: of data and files, see steering.Contents. All of these are compared between processes.
-    """
-    values = {
-        'step': step,
-        'commits of the data': [origin.commit for origin in origins],
-        'data': contents.get('splits'),
-        'files': sorted(contents.get('files', {}).values()),
-    }
-    if processes.has_others():  # one process traces its programs, which a hash needs, later
-        values |= {f'program {name}': program.hash for name, program in programs.items()}
-    with during('waiting for the other processes'):
-        processes.exchange_stop('the start', values | dict(_flatten(recorded, 'config.')))
-
-
-def _flatten(tree, prefix):
-    """Yields (dotted name, value) of each leaf of nested dicts."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f'{prefix}{name}.')
-        else:
-            yield prefix + name, value
-
-
 def make_workdir(run: Run, step: int | None, folder: str = '') -> None:
     """Records a Run in its workdir: environment, model's config and tokenizer, data, pieces, amendments, config.json.
 
