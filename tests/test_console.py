@@ -209,7 +209,9 @@ ROW = {
 def test_the_line_of_a_step_has_dead_groups_and_the_rewards_parts():
     assert console.step_cells(ROW, {'sample': 0.5}) == [
         'reward 0.535',
-        'dead 3% right 6% wrong',
+        'dead 9%',
+        'all right 3%',
+        'all wrong 6%',
         'numeric 0.500',
         'format 0.250',
         'length 16.4',

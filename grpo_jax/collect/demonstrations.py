@@ -69,7 +69,10 @@ def encode_completions(
     if not kept:
         least = min(max(map(len, completions[i])) for i in with_fields)
         raise BadInput(
-            'rollout.max_tokens', max_tokens, f'is too short for the completions of every example; use {least} or more'
+            'rollout.max_tokens',
+            max_tokens,
+            f'is too short for the {" and ".join(fields)} of every example, of which the shortest has {least} tokens; '
+            'raise it, or leave the cold start out by supervised.updates=0',
         )
     for count, reason in [
         (len(dataset.examples) - len(with_fields), f'lack {" or ".join(fields)}'),

@@ -64,7 +64,7 @@ class DataOptions(NamedTuple):
     def from_config(cls, section: Any) -> 'DataOptions':
         """Reads config.data; raises BadInput for a value that works with no data set."""
         values = ranges.read_section(cls, section, 'data')
-        prompt_format = PromptFormat(**ranges.read_section(PromptFormat, section, 'data'))
+        prompt_format = PromptFormat(**ranges.read_section(PromptFormat, section, 'data')).with_newlines()
         prompt_format.check()
         plain = prompt_format.without_columns()
         return cls(**values | {'options': dict(section['options']), 'prompt_format': plain, 'written': prompt_format})

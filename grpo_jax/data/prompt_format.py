@@ -18,6 +18,8 @@ logger = logging.getLogger('grpo_jax')
 LENGTH_KEEPING = {'Sequence', 'NFC', 'NFD', 'NFKC', 'NFKD', 'Lowercase', 'Strip', 'StripAccents', 'Prepend'}
 SWITCHES = 'enable_thinking', 'thinking'  # variables of published chat templates that switch thinking on or off
 SUPPLIED = 'messages', 'add_generation_prompt'  # variables that every chat template gets
+# a newline as a shell hands it on, and no command of LaTeX
+NEWLINE = re.compile(r'\\n(?!(?:abla|eg|eq|ewline|earrow|e|i|ot|otin|u)(?![A-Za-z]))')
 # in a template: a command of LaTeX, or a column's path
 COLUMN = re.compile(r'(\\[A-Za-z]+\{[^{}]*\})|\{([A-Za-z_][\w.-]*)\}')
 
@@ -50,6 +52,11 @@ class PromptFormat(NamedTuple):
         """The variables, by name, that the chat template gets besides the messages."""
         switches = {} if self.thinking == 'auto' else dict.fromkeys(SWITCHES, self.thinking == 'on')
         return switches | dict(self.chat_template_kwargs)
+
+    def with_newlines(self) -> 'PromptFormat':
+        """The format with a newline for each `\\n` of its texts, which a shell hands on as two characters."""
+        template, system = (NEWLINE.sub('\n', text) for text in (self.template, self.system))
+        return self._replace(template=template, system=system)
 
     def without_columns(self) -> 'PromptFormat':
         """The format of prompts that fill_columns has filled: what has columns is in the Examples."""
@@ -265,9 +272,8 @@ def _keeps_length(normalizer):
 
 def _refuse_messages(where, messages):
     """Raises BadInput for a prompt that is a chat, which needs data.chat; where: names the prompt."""
-    raise BadInput(
-        'data.chat', False, f'{where} is a chat of {len(messages)} messages; set data.chat=True, for the chat template'
-    )
+    what = f'{where} is a chat of {len(messages)} messages, with the system message where data.system names columns'
+    raise BadInput('data.chat', False, f'{what}; set data.chat=True, for the chat template')
 
 
 def write_messages(

@@ -118,7 +118,7 @@ def _load_model(source):
         texts = {'thinking': 'auto'} | json_file.read_object(path, 'train the reward model again')
         if {name: type(value) for name, value in texts.items()} != TEXTS:
             raise BadInput(path, texts, f'must have {", ".join(TEXTS)}; train the reward model again')
-    prompt_format = data.PromptFormat(**{name: texts[name] for name in data.PromptFormat._fields})
+    prompt_format = data.PromptFormat(**{name: texts[name] for name in data.PromptFormat._fields if name in texts})
     ranges.check(data.PromptFormat, texts, path)
     prompt_format.check()
     values = functools.partial(heads.values, c=model_config, remat='none', dtype=source.dtype)

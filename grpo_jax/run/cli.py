@@ -204,7 +204,7 @@ def help_text(purpose: str) -> str:
 def _name_flag(name, value=None):
     """What a user who gave an unknown flag, or a word that is none, may have meant; value: its text."""
     if name.startswith('config.'):  # without --config: else ml_collections knows the flag
-        return 'write --config.KEY=VALUE beside --config; of a recorded config, flags change the keys in --help'
+        return 'a recorded run keeps its settings, but for the keys in --help; to change others, give --config as well'
     return coming_from.explain(name, value) or 'write --config.KEY=VALUE; --help lists the flags'
 
 

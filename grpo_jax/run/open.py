@@ -456,7 +456,8 @@ def open_algorithm(run: Run, algorithm: Algorithm, outer: Checks | None = None) 
         check(policies.check_teacher, settings.teacher, algorithm, model.config.vocab_size)
     if section.weights == 'fixed_length' and section.fixed_length != settings.sampling.max_tokens:
         logger.warning(
-            'algorithm.fixed_length = %d is not rollout.max_tokens = %d, by which Dr. GRPO divides',
+            'losses are divided by algorithm.fixed_length = %d; Dr. GRPO divides by rollout.max_tokens, '
+            'which is --config.algorithm.fixed_length=%d here',
             section.fixed_length,
             settings.sampling.max_tokens,
         )

@@ -10,6 +10,7 @@ from grpo_jax import data, rewards
 from grpo_jax.configs import arithmetic as demo
 from grpo_jax.configs import default
 from grpo_jax.data import code, files, records
+from grpo_jax.data.prompt_format import PromptFormat, columns_in
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from tests import hub_cache as cache
@@ -177,3 +178,10 @@ def test_programs_are_judged_by_what_they_read_and_write(tmp_path):
         texts = [f'```python\n{text}\n```' for text in texts]
         paid = rewards.compute_rewards(functions, examples, texts, [False] * 8, [5] * 8)
     assert list(paid.parts['code']) == [1, 1, 1, 0, 0, 1, 1, 0]
+
+
+def test_a_newline_that_a_shell_hands_on_is_a_newline():
+    given = PromptFormat(template=r'{question}\n{choices}\nAnswer: \nu \neq \nabla\n', system=r'Add.\nBriefly.')
+    read = given.with_newlines()
+    assert read.template == '{question}\n{choices}\nAnswer: \\nu \\neq \\nabla\n' and read.system == 'Add.\nBriefly.'
+    assert columns_in(read.template) == ['question', 'choices']
