@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import modulefinder
 import os
@@ -17,9 +18,11 @@ from grpo_jax.errors import BadInput
 
 CONFIGS = os.path.realpath(os.path.join(PACKAGE, 'configs'))
 LIBRARIES = (sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
-# beginnings of files that are no user's
+# beginnings of paths that are no user's, and folders in whose like packages are installed
 FOREIGN = ('<', *(os.path.join(place, '') for place in (PACKAGE, CONFIGS, *LIBRARIES)))
+INSTALLED = ('site-packages', 'dist-packages')
 CONFIG_FILES = set[str]()  # paths of the configs that the command was started with
+PACKAGE_KIND = 5  # of modulefinder, for a folder
 LONGEST = 300  # characters of an exception's text
 _modules = dict[str, str]()  # path of an imported file -> the name of its module
 _stamps = dict[str, tuple]()  # path of a file that was imported, also by another of them -> its time and size then
@@ -128,17 +131,38 @@ def _stamp(path):
     return status.st_mtime_ns, status.st_size
 
 
+def _is_foreign(path):
+    """Whether a file or a folder is no user's: of Python, of this package, or installed."""
+    return os.path.join(path, '').startswith(FOREIGN) or not set(INSTALLED).isdisjoint(path.split(os.sep))
+
+
+class _Finder(modulefinder.ModuleFinder):
+    """A ModuleFinder that also enters folders without __init__.py, as an import does."""
+
+    def find_module(self, name, path, parent=None):
+        spec = importlib.machinery.PathFinder.find_spec(name, path or self.path)
+        if spec and spec.loader is None and spec.submodule_search_locations:
+            return None, next(iter(spec.submodule_search_locations)), ('', '', PACKAGE_KIND)
+        return super().find_module(name, path, parent)
+
+    def load_package(self, fqname, pathname):
+        try:
+            return super().load_package(fqname, pathname)
+        except ImportError:  # there is no __init__.py
+            return self.modules[fqname]
+
+
 def digests(path: str) -> dict[str, str]:
     """{path: SHA-256} of a user's file, and of the users' files that it imports, also within functions, and so on."""
     folder, name = _find_package(os.path.abspath(path))
     folders = [os.path.dirname(os.path.abspath(path)), folder, *map(os.path.abspath, sys.path)]
-    own = [place for place in folders if not os.path.join(place, '').startswith(FOREIGN)]
-    finder = modulefinder.ModuleFinder(own, excludes=['grpo_jax', 'configs'])
+    own = [place for place in folders if not _is_foreign(place)]
+    finder = _Finder(own, excludes=['grpo_jax', 'configs'])
     with contextlib.suppress(ImportError, SyntaxError, ValueError):  # which is said where it is imported
         finder.import_hook(name)
     hashes = {}
     for file in [os.path.abspath(path), *(vars(module)['__file__'] for module in finder.modules.values())]:
-        if file and os.path.isfile(file) and not file.startswith(FOREIGN):
+        if file and os.path.isfile(file) and not _is_foreign(file):
             with open(file, 'rb') as opened:
                 hashes[file] = hashlib.sha256(opened.read()).hexdigest()
     return hashes
@@ -154,7 +178,7 @@ def place_of(error: BaseException, path: str, first: int | None = None) -> tuple
     if isinstance(error, SyntaxError):
         frames.append((error.filename or '', error.lineno, ''))
     whole = os.path.abspath(path)
-    own = [frame for frame in frames if frame[0] == whole or (frame[0] and not frame[0].startswith(FOREIGN))]
+    own = [frame for frame in frames if frame[0] == whole or (frame[0] and not _is_foreign(frame[0]))]
     file, line, text = own[-1] if own else (whole, first, '')
     return path if file == whole else file, line, text
 

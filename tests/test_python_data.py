@@ -43,9 +43,11 @@ def test_rows_of_any_kind_are_read_as_those_of_a_file(tmp_path, kind):
     assert len(splits.train.examples) == 40 and len(splits.test.examples) == 8
 
 
-def test_rows_to_learn_from_are_enough(tmp_path):
-    _, splits = opened(tmp_path / 'run', {'train': TRAIN})
-    assert splits.test.examples == splits.train.examples
+def test_rows_to_learn_from_are_enough(tmp_path, caplog):
+    for given in (TRAIN, Table(TRAIN), {'train': TRAIN}, {'train': TRAIN, 'test': []}):
+        _, splits = opened(tmp_path / 'run', given)
+        assert len(splits.test.examples) == 40 and splits.test.examples == splits.train.examples
+    assert 'no test split' in caplog.text and 'folder' not in caplog.text  # a key that nobody set
     _, splits = opened(tmp_path / 'run', {'train': TRAIN}, data__held_out=0.3)
     assert 0 < len(splits.test.examples) < len(splits.train.examples) < 40
 

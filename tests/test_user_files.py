@@ -146,3 +146,19 @@ def test_only_python_files_are_files_of_rewards():
     assert not user_files.is_file('judge.pyz:score') and user_files.is_file('judge.py:score')
     with pytest.raises(BadInput, match=r'no such file in grpo_jax/rewards.*give FILE\.py:NAME'):
         reward_of('judge.pyz:score')
+
+
+def test_imports_of_installed_packages_and_of_folders_without_init_are_followed_as_python_does(tmp_path, monkeypatch):
+    installed = tmp_path / 'env' / 'lib' / 'site-packages'
+    (installed / 'spaced' / 'inner').mkdir(parents=True)
+    (installed / 'spaced' / 'inner' / 'deep.py').write_text('VALUE = 3')
+    monkeypatch.syspath_prepend(str(installed))  # as a .pth file does
+    (tmp_path / 'helpers' / 'more').mkdir(parents=True)
+    (tmp_path / 'helpers' / 'more' / 'widths.py').write_text('WIDTH = 4')
+    (tmp_path / 'mine.py').write_text(
+        'import numpy\nimport jax.numpy as jnp\nfrom spaced.inner import deep\nfrom helpers.more.widths import WIDTH\n'
+        'def f(): return WIDTH + deep.VALUE'
+    )
+    assert user_files.load_function('x', f'{tmp_path}/mine.py:f')() == 7
+    found = user_files.digests(str(tmp_path / 'mine.py'))
+    assert {*found} == {str(tmp_path / 'mine.py'), str(tmp_path / 'helpers' / 'more' / 'widths.py')}

@@ -150,8 +150,10 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
         raise MissingSplit('data.test_split', '', 'names no split; name one, or set data.held_out')
     rows = examples(options.name, options.options, named)
     if not rows:
+        folder = options.options.get('folder')
+        given = ('examples', [*folder]) if isinstance(folder, Mapping) else ('data.options', options.options)
         remedy = f'gives no example of the {split} split ({named}); name another split, or change these options'
-        raise MissingSplit('data.options', options.options, remedy)
+        raise MissingSplit(*given, remedy)
     read = examples_in(rows)
     rows = [row.example if isinstance(row, Unanswered) and not needs_answer(row.example) else row for row in rows]
     rows = fill_columns(options.written, rows)
@@ -416,6 +418,8 @@ def changes_since(old: Contents, examples: Sequence[Example]) -> str:
     other = [name for name in ('prompts', 'answers', 'columns') if getattr(same, name) != getattr(old, name)]
     if added < 0:
         return f'{-added} fewer'
+    if 'prompts' in other:
+        return 'other prompts, or the same in another order'
     return ' and '.join([f'{added} appended'] * bool(added) + [f'other {name}' for name in other[:1]])
 
 

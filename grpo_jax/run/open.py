@@ -84,18 +84,19 @@ def open_training(
     functions: Mapping | None = None,
     steered: Steering | None = None,
     outer: Checks | None = None,
-    examples: Mapping[str, Iterable] | None = None,
+    examples: Mapping[str, Iterable] | Iterable | None = None,
 ) -> tuple[Run, data.Splits]:
     """The Run of a training, whose rewards have been called once, and its splits.
 
-    examples: rows by split, in the place of the config's data. Other arguments: as in open_run.
+    examples: rows by split, or those to learn from, in the place of the config's data. Other arguments: as in open_run.
     """
     with Checks(outer) as check:
         config = config if examples is None else make_python_config(config)
         run = open_run(config, workdir, algorithm, functions, steered, check)
         if examples is not None and run.settings.data is not UNMADE:
             section = run.settings.data
-            given = {**section.options, 'folder': {split: list(rows) for split, rows in examples.items()}}
+            by_split = examples if isinstance(examples, Mapping) else {'train': examples}
+            given = {**section.options, 'folder': {split: list(rows) for split, rows in by_split.items()}}
             run = dataclasses.replace(run, settings=run.settings._replace(data=section._replace(options=given)))
         splits = open_splits(run, check)
         check(data.check_count, splits.train, check(lambda: run.settings.data.prompts_per_step))
