@@ -52,7 +52,7 @@ from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sharding import batches
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import ROW_AXES
-from grpo_jax.text import columns, during, shorten
+from grpo_jax.text import columns, during, exact_text, shorten
 from grpo_jax.types import Prompts, Rollout
 
 FREE_CACHE = 2**26  # bytes of keys and values on a device that an evaluation may always take
@@ -84,7 +84,7 @@ class Evaluator(NamedTuple):
         greedy, sampled = complete(self, params)
         if processes.speaks():
             example = self.dataset.examples[0]
-            prompt = example.prompt or data.exact_text(self.tokenizer, self.dataset.tokens[0])
+            prompt = example.prompt or exact_text(self.tokenizer, self.dataset.tokens[0])
             console.print(sample_line(prompt, example.answer, greedy.rewarded, console.width))
         figures = compute_figures(greedy, sampled)
         return {name: float(np.nanmean(values)) for name, values in figures.items() if np.isfinite(values).any()}
@@ -189,7 +189,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
         'model': model,
         'split': evaluator.split,
         'prompts': len(dataset.examples),
-        'first_prompt': data.exact_text(evaluator.tokenizer, dataset.tokens[0]),
+        'first_prompt': exact_text(evaluator.tokenizer, dataset.tokens[0]),
         'seed': seed,
         'samples': evaluator.samples,
         'sampling': {name: value for name, value in sampling._asdict().items() if name not in UNRECORDED},
@@ -205,7 +205,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
 def _completion_rows(tokenizer, dataset, judged):
     """Yields a dict for each completion: prompt, text, reward and verdict. judged: {'greedy' or 'sampled': Judged}."""
     for index, (example, tokens) in enumerate(zip(dataset.examples, dataset.tokens, strict=True)):
-        prompt = data.exact_text(tokenizer, tokens)
+        prompt = exact_text(tokenizer, tokens)
         for decoding, (rewarded, answers, correct, _) in judged.items():
             samples = len(rewarded.texts) // len(dataset.examples)
             for sample in range(samples):

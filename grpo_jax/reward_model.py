@@ -105,7 +105,8 @@ def run(config, workdir):
     params = processes.fetch(state.params)
     if processes.is_first():
         print_results(results)
-        texts = settings.data.prompt_format._asdict() | {'separator': options.separator}
+        texts: dict = settings.data.prompt_format._asdict() | {'separator': options.separator}
+        texts['chat_template_kwargs'] = dict(texts['chat_template_kwargs'])
         save_folder(workdir, run.model.folder, params, run.model.config, pad_token, texts)
     return state
 

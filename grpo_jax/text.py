@@ -1,10 +1,24 @@
-"""Foreign texts made safe to show on a terminal; and the program's current activities, for run/console.py."""
+"""Texts of token ids, foreign texts made safe for a terminal, and the program's activities for run/console.py."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import time
-from typing import Protocol
+from typing import Any, Protocol
 import unicodedata
+
+
+def exact_text(tokenizer: Any, ids: Iterable[int]) -> str:
+    """The text of token ids with every special token, character for character."""
+    return tokenizer.decode([int(i) for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def completion_text(tokenizer: Any, ids: Iterable[int], stop_tokens: Sequence[int] = ()) -> str:
+    """exact_text of a completion, as rewards, metrics and dumps see it: without its stop tokens and padding.
+
+    All other special tokens stay. stop_tokens: those of the run; the tokenizer's eos token counts always.
+    """
+    left_out = {*stop_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    return exact_text(tokenizer, [i for i in ids if int(i) not in left_out])
 
 
 def escape(text: str) -> str:

@@ -57,7 +57,7 @@ ALLOWED = [
         'algorithm.behaviour_coef algorithm.kl_cov_coef reward_model.replay '
         'reward.self_test reward.retries reward.most_missing learner.max_bad_steps log.kl_every '
         'log.probe_every model.lora.rank mesh.data data.epochs evaluation.top_p evaluation.max_tokens '
-        'evaluation.temperature',
+        'evaluation.temperature data.held_out',
     ),
     ('zero', 'the first', 'seed reward.options.model.device reward.options.process.device'),
     ('zero', 'to keep nothing of the past', ' '.join(f'{name}.{key}' for name in (
@@ -83,13 +83,14 @@ ALLOWED = [
         'algorithm.opsm_delta algorithm.second_moment algorithm.covariance_high data.options.steps '
         'diagnose.entropy_floor diagnose.kl_token diagnose.kl_sequence diagnose.length_growth diagnose.part_growth '
         'diagnose.displacement diagnose.sampler_gap diagnose.gradient_spike'),
-    ('text', 'any text', 'data.system reward_model.separator rollout.thinking_end log.project '
+    ('text', 'any text', 'data.system reward_model.separator rollout.thinking_start rollout.thinking_end log.project '
         'log.run_name'),
     ('text', 'a place or a name that is looked up when its reader is chosen, or when the data are read',
         'reward.options.model.folder reward.options.process.folder data.options.folder data.options.name '
         'data.options.operations'),
     ('empty', 'none', 'data.path data.revision data.system reward.length_shaping reward.step_rewards reward.verifier '
-        'rollout.cache_dtype rollout.weights_dtype rollout.thinking_end reward.options.model.folder '
+        'rollout.cache_dtype rollout.weights_dtype rollout.thinking_start rollout.thinking_end '
+        'data.test_split reward.options.model.folder '
         'reward.options.process.folder data.options.folder data.options.name reference.path '
         'model.lora.path teacher.path checkpoint.best log.run_name'),
     ('tuple', 'none', 'learner.offload rollout.stop_strings algorithm.regularizers log.trackers'),

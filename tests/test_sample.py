@@ -128,8 +128,8 @@ def test_a_folder_of_other_samples_is_refused(workdir, samples, tmp_path):
     whole = contents(samples[0])
     for request, words in [
         (REQUEST._replace(samples=2), 'request.samples was 4, now 2'),
-        (REQUEST._replace(prompts=7), 'data was'),
-        (REQUEST._replace(split='test'), 'data was'),
+        (REQUEST._replace(prompts=7), 'data.answers was'),
+        (REQUEST._replace(split='test'), 'data.answers was'),
         (REQUEST._replace(shard=4), 'request.shard was 3, now 4'),
     ]:
         with pytest.raises(BadInput, match=words):

@@ -25,6 +25,7 @@ from grpo_jax.learner.programs import fetch_reference
 from grpo_jax.sampler.engine import Engine, Stats
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sharding import batches
+from grpo_jax.text import completion_text
 from grpo_jax.types import Prompts, Rollout, TrainState
 
 Progress = Callable[[int, int, int], Any]  # see sampler.engine
@@ -194,11 +195,11 @@ def decode_completions(
 ) -> tuple[list[str], Bool[np.ndarray, ' B'], Int[np.ndarray, ' B']]:
     """(texts, truncated, lengths in tokens) of a rollout's completions, on the host.
 
-    Texts are those of data.completion_text. stop_tokens: of the run, which the texts leave out.
+    Texts are those of completion_text. stop_tokens: of the run, which the texts leave out.
     """
     tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
     tokens = tokens[:, -mask.shape[1] :]
-    texts = [data.completion_text(tokenizer, row[own], stop_tokens) for row, own in zip(tokens, mask, strict=True)]
+    texts = [completion_text(tokenizer, row[own], stop_tokens) for row, own in zip(tokens, mask, strict=True)]
     return texts, truncated, mask.sum(1)
 
 

@@ -12,7 +12,6 @@ from grpo_jax.data.dataset import (
     Dataset,
     Splits,
     changes_since,
-    check_count,
     check_shared,
     contents_of,
     examples,
@@ -24,13 +23,14 @@ from grpo_jax.data.dataset import (
     prompts,
     source_of,
     spread,
+    warn_of_count,
     warn_of_prompts,
 )
 from grpo_jax.data.order import indices, revisit, walk
 from grpo_jax.data.origin import PYTHON, Origin
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
 from grpo_jax.data.records import MissingSplit
-from grpo_jax.data.turns import TurnEnd, completion_text, encode_turn, exact_text, find_end, find_template_end
+from grpo_jax.data.turns import TurnEnd, encode_turn, find_end, find_template_end
 
 __all__ = [
     'PYTHON',
@@ -43,13 +43,10 @@ __all__ = [
     'Splits',
     'TurnEnd',
     'changes_since',
-    'check_count',
     'check_shared',
-    'completion_text',
     'contents_of',
     'encode_prompt',
     'encode_turn',
-    'exact_text',
     'examples',
     'examples_in',
     'find_end',
@@ -64,5 +61,6 @@ __all__ = [
     'source_of',
     'spread',
     'walk',
+    'warn_of_count',
     'warn_of_prompts',
 ]

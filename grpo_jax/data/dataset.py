@@ -267,11 +267,12 @@ def key_of(example: Example) -> tuple[str, str]:
     return example.prompt, repr(example.messages) if example.messages else ''
 
 
-def check_count(train: Dataset, prompts_per_step: int) -> None:
-    """Raises BadInput where a step has more prompts than there are: it would draw some twice, with equal noise."""
-    if prompts_per_step > len(train.examples):
-        remedy = f'is more than the {len(train.examples)} prompts of the train split; lower it, or bring more'
-        raise BadInput('data.prompts_per_step', prompts_per_step, remedy)
+def warn_of_count(train: Dataset, prompts_per_step: int) -> None:
+    """Warns where a step has more prompts than there are, so that it draws some of them twice or more."""
+    count = len(train.examples)
+    if prompts_per_step > count:
+        text = 'data.prompts_per_step = %d is more than the %d prompts of the train split: a step draws some again'
+        logger.warning(text, prompts_per_step, count)
 
 
 def warn_of_prompts(train: Dataset) -> None:

@@ -1,7 +1,6 @@
-"""The assistant's turn: what begins and ends it, and the text of the token ids in it.
+"""The assistant's turn: what begins and ends it.
 
-A reward judges what was sampled, so one function, completion_text, makes the texts that rewards, metrics, evaluations
-and dumps see. Templates differ in where a turn begins (some open <think> themselves) and in which token ends it.
+Templates differ in where a turn begins (some open <think> themselves) and in which token ends it.
 """
 
 from collections.abc import Sequence
@@ -9,9 +8,8 @@ import functools
 import re
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from grpo_jax.data.prompt_format import PromptFormat, TemplateFailure, render_turn
+from grpo_jax.text import exact_text
 
 ANSWER = 'This is an answer.'  # stands for the assistant's words where a template shows how it ends a turn
 OPENING = re.compile(r'<(\w+)>|\[(\w+)\]')  # a tag that opens thinking, or the answer
@@ -23,20 +21,6 @@ class TurnEnd(NamedTuple):
 
     before: str  # text between the words and the token
     token: int
-
-
-def exact_text(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> str:
-    """The text of token ids with every special token, character for character."""
-    return tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
-def completion_text(tokenizer: Any, ids: Sequence[int] | np.ndarray, stop_tokens: Sequence[int] = ()) -> str:
-    """exact_text of a completion without its stop tokens and padding; all other special tokens stay.
-
-    stop_tokens: those of the run; the tokenizer's eos token counts always.
-    """
-    left_out = {*stop_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id}
-    return exact_text(tokenizer, [i for i in np.asarray(ids).tolist() if i not in left_out])
 
 
 def find_template_end(tokenizer: Any, prompt_format: PromptFormat) -> TurnEnd | None:

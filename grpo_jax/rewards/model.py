@@ -27,8 +27,8 @@ from grpo_jax.sharding import compiled
 
 READS_ANSWERS = False  # it judges without a gold answer
 TEXTS_FILE = 'reward_model.json'  # in a reward model's folder: how its texts are written
-# the file's keys and their types; `thinking` is missing in folders that are older than data.thinking
-TEXTS = {'chat': bool, 'system': str, 'template': str, 'separator': str, 'thinking': str}
+# the file's keys and their types; folders that are older than a key lack it
+TEXTS = {'chat': bool, 'system': str, 'template': str, 'separator': str, 'thinking': str, 'chat_template_kwargs': dict}
 SHORTEST = 64  # columns of the smallest of the compiled shapes, which are powers of two
 
 
@@ -112,13 +112,16 @@ def _load_model(source):
         'template': '{prompt}',
         'separator': '\n',
         'thinking': 'auto',
+        'chat_template_kwargs': {},
     }
     path = os.path.join(folder, TEXTS_FILE)
     if os.path.isfile(path):
-        texts = {'thinking': 'auto'} | json_file.read_object(path, 'train the reward model again')
+        texts = {'thinking': 'auto', 'chat_template_kwargs': {}} | json_file.read_object(
+            path, 'train the reward model again'
+        )
         if {name: type(value) for name, value in texts.items()} != TEXTS:
             raise BadInput(path, texts, f'must have {", ".join(TEXTS)}; train the reward model again')
-    prompt_format = data.PromptFormat(**{name: texts[name] for name in data.PromptFormat._fields if name in texts})
+    prompt_format = data.PromptFormat(**{name: texts[name] for name in data.PromptFormat._fields})
     ranges.check(data.PromptFormat, texts, path)
     prompt_format.check()
     values = functools.partial(heads.values, c=model_config, remat='none', dtype=source.dtype)

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float, Int
 import numpy as np
 
-from grpo_jax import data
 from grpo_jax.example import Example
 from grpo_jax.grouping import Grouping
 from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions
 from grpo_jax.rewards.custom import RewardError
-from grpo_jax.text import escape
+from grpo_jax.text import completion_text, escape
 from grpo_jax.workers import Died, Expired
 
 # exceptions that count against a completion, and what they count as
@@ -68,7 +67,7 @@ class RewardStream:
         tokenizer: Any,
         stop_tokens: Sequence[int] = (),
     ):
-        """examples: one for each group of group_size rows; tokenizer, stop_tokens: see data.completion_text."""
+        """examples: one for each group of group_size rows; tokenizer, stop_tokens: see completion_text."""
         self._reward_functions, self._tokenizer, self._stop_tokens = reward_functions, tokenizer, stop_tokens
         self._examples, self._group_size = examples, group_size
         self._rows = {}  # row -> (future, truncated)
@@ -104,7 +103,7 @@ class RewardStream:
 
     def _begin(self, example, tokens, truncated):
         """(text, number of tokens, outcomes as of _begin_parts, seconds of judging) of a completion."""
-        text, began = data.completion_text(self._tokenizer, tokens, self._stop_tokens), time.monotonic()
+        text, began = completion_text(self._tokenizer, tokens, self._stop_tokens), time.monotonic()
         values = _begin_parts(self._reward_functions, text, example, truncated)
         return text, len(tokens), values, time.monotonic() - began
 
@@ -365,7 +364,7 @@ def place_step_rewards(
     for row, row_steps in enumerate(steps):
         length = int(mask[row].sum())
         # characters that the first n + 1 tokens write, rising in n
-        written = [len(data.completion_text(tokenizer, tokens[row, : n + 1])) for n in range(length)]
+        written = [len(completion_text(tokenizer, tokens[row, : n + 1])) for n in range(length)]
         token_rewards = [(int(np.searchsorted(written, end)), value) for end, value in row_steps]
         if outcomes is not None:
             token_rewards.append((length - 1, outcomes[row]))

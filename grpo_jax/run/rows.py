@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.data import exact_text
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import Lines, atomic_write
 from grpo_jax.rewards import Rewards
+from grpo_jax.text import exact_text
 from grpo_jax.types import Example, Experience, Rollout
 
 EVENTS = 'events.jsonl'

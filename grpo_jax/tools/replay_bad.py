@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import algorithms, data, evaluate
+from grpo_jax import algorithms, evaluate
 from grpo_jax.algorithms.algorithm import piece_files
 from grpo_jax.collect.select import make_collector
 from grpo_jax.errors import BadInput
@@ -26,7 +26,7 @@ from grpo_jax.models.linear import in_dtype
 from grpo_jax.run import checkpoint, cli
 from grpo_jax.run.open import make_algorithm, make_run_learner, make_whole_policy, open_splits
 from grpo_jax.sharding import batches, compiled
-from grpo_jax.text import escape
+from grpo_jax.text import escape, exact_text
 from grpo_jax.types import Experience
 
 # fields of an Experience, by completion or by token, that must be finite at every token with a loss
@@ -135,7 +135,7 @@ class _NonFiniteReport:
             yield f'{name} {where}: {count}'
             for row, column in bad[: self._rows]:
                 value = np.broadcast_to(values, self._mask.shape)[row, column]
-                text = data.exact_text(self._tokenizer, [self._tokens[row, column]])
+                text = exact_text(self._tokenizer, [self._tokens[row, column]])
                 yield f'  row {row} (group {self._groups[row]}), token {column} {text!r}: {value}'
             if len(bad) > self._rows:
                 yield f'  and {len(bad) - self._rows} more in {len(np.unique(bad[:, 0]))} rows; --rows shows more'

@@ -15,7 +15,7 @@ from absl import flags
 from grpo_jax import data, train
 from grpo_jax.run import cli
 from grpo_jax.run.open import NOWHERE, open_config, open_split
-from grpo_jax.text import escape
+from grpo_jax.text import escape, exact_text
 
 
 def lines(config: Any, count: int, split: str = 'train') -> Iterator[str]:
@@ -37,7 +37,7 @@ def lines(config: Any, count: int, split: str = 'train') -> Iterator[str]:
         example, ids = dataset.examples[index], dataset.tokens[index]
         yield ''
         yield f'example {example.id}, {len(ids)} of {config.data.max_prompt_tokens} tokens, answer {example.answer!r}'
-        yield f'text {data.exact_text(tokenizer, ids)!r}'
+        yield f'text {exact_text(tokenizer, ids)!r}'
         yield f'ids  {ids}'
 
 

@@ -132,7 +132,10 @@ def test_odd_prompts_are_told_once(tmp_path, caplog):
     assert '1 of 4 prompts of the train split repeat another one, like examples 2 and 3' in caplog.text
     assert "4 of 4 prompts of the train split end with the assistant's words" in caplog.text
     assert "the gold answer stands in 4 of 4 prompts, like '11' in example 0" in caplog.text
+    data.warn_of_count(dataset, 5)
+    assert 'data.prompts_per_step = 5 is more than the 4 prompts of the train split' in caplog.text
     caplog.clear()
+    data.warn_of_count(dataset, 4)
     dataset, _ = load(tmp_path, [{'prompt': f'{i}+1=, A or B', 'answer': 'AB'[i % 2]} for i in range(4)])
     data.warn_of_prompts(dataset)
     assert not caplog.text

@@ -16,6 +16,7 @@ from grpo_jax import data, reward_model
 from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import code, files, records
 from grpo_jax.errors import BadInput
+from grpo_jax.example import Example
 from grpo_jax.hosts import json_file
 from grpo_jax.models import hf
 from grpo_jax.models.hf import families
@@ -445,8 +446,7 @@ def test_a_json_file_of_the_workdir_that_is_damaged_is_named(tmp_path):
 
 def test_train_and_test_that_share_prompts_are_counted_and_above_half_refused(caplog):
     def dataset(*tokens):
-        examples = [data.examples('tinystories', {}, 'train')[i] for i in range(len(tokens))]
-        return data.Dataset(examples, [[token] for token in tokens])
+        return data.Dataset([Example(str(token), '', i, {}) for i, token in enumerate(tokens)], [[t] for t in tokens])
 
     data.check_shared(dataset(1, 2), dataset(3, 4))
     assert not caplog.messages

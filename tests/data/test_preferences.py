@@ -153,7 +153,12 @@ def test_the_chat_of_a_pair_is_its_prompt(tmp_path, qwen3):
     opened = dataclasses.replace(opened, model=opened.model._replace(tokenizer=qwen3))
     most, name = opened.settings.sampling.max_tokens, opened.settings.data.name
     dataset, (pair,) = demonstrations.find(
-        open_split(opened, 'train'), qwen3, ('demonstration', 'rejected'), most, name
+        open_split(opened, 'train'),
+        qwen3,
+        ('demonstration', 'rejected'),
+        most,
+        name,
+        data.TurnEnd('', qwen3.eos_token_id),
     )
     assert qwen3.decode(dataset.tokens[0]) == qwen3.apply_chat_template(
         list(BEFORE), add_generation_prompt=True, tokenize=False

@@ -184,7 +184,6 @@ def test_a_held_out_share_is_a_function_of_ids_and_keeps_equal_prompts_together(
     'name, changes, words',
     [
         ('aime.jsonl', {'data.test_split': 'test', 'data.train_split': 'test'}, 'holds no test.jsonl'),
-        ('openr1.jsonl', {'data.prompts_per_step': 100}, 'data.prompts_per_step = 100: is more than the 12 prompts'),
         ('alpaca.jsonl', {'data.template': '{instructions}'}, "names 'instructions', which is no column; name one of"),
         ('openr1.jsonl', {'reward.parts': (('numeric', 1.0), ('code', 1.0))}, "reads the column 'before' of the data"),
         (

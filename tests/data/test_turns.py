@@ -11,6 +11,7 @@ from grpo_jax.configs import arithmetic
 from grpo_jax.data import turns
 from grpo_jax.data.prompt_format import PromptFormat
 from grpo_jax.models import hf
+from grpo_jax.text import completion_text, exact_text
 
 TAGS = ('<think>', '</think>', '<answer>', '</answer>')
 ASKS = '{% if add_generation_prompt %}<s>assistant\n{% endif %}'
@@ -45,15 +46,15 @@ def test_text_is_what_was_sampled_whatever_the_tokenizer_cleans_or_calls_special
     tokenizer = tokenizer_with(TAGS, special, clean_up_tokenization_spaces=True)
     text = "<think>do n't , I 'm</think><answer>5 !</answer>"
     ids = tokenizer.encode(text, add_special_tokens=False)
-    assert data.completion_text(tokenizer, [*ids, tokenizer.eos_token_id, tokenizer.pad_token_id]) == text
-    assert data.exact_text(tokenizer, [*ids, tokenizer.eos_token_id]) == text + '<eos>'
+    assert completion_text(tokenizer, [*ids, tokenizer.eos_token_id, tokenizer.pad_token_id]) == text
+    assert exact_text(tokenizer, [*ids, tokenizer.eos_token_id]) == text + '<eos>'
 
 
 def test_text_leaves_out_the_stop_tokens_of_the_run_alone(tokenizer_with):
     tokenizer = tokenizer_with((*TAGS, '<e>'), special=True)
     ids = tokenizer.encode('<answer>5</answer><e>', add_special_tokens=False)
-    assert data.completion_text(tokenizer, ids, [ids[-1]]) == '<answer>5</answer>'
-    assert data.completion_text(tokenizer, ids) == '<answer>5</answer><e>'
+    assert completion_text(tokenizer, ids, [ids[-1]]) == '<answer>5</answer>'
+    assert completion_text(tokenizer, ids) == '<answer>5</answer><e>'
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_demonstration_of_a_chat_ends_as_the_template_ends_a_turn(tokenizer_with
     end = data.find_end(tokenizer, PromptFormat(chat=True), (1,))
     assert end == (before, tokenizer.convert_tokens_to_ids(token))
     ids = data.encode_turn(tokenizer, '4', end)
-    assert data.exact_text(tokenizer, ids) == f'4{before}{token}'
+    assert exact_text(tokenizer, ids) == f'4{before}{token}'
     assert data.find_end(tokenizer, PromptFormat(), (7,)) == ('', tokenizer.eos_token_id)
     tokenizer.eos_token = None
     assert data.find_end(tokenizer, PromptFormat(), (7,)) == ('', 7)

@@ -29,6 +29,7 @@ from grpo_jax.errors import BadInput  # noqa: E402
 from grpo_jax.example import Example  # noqa: E402
 from grpo_jax.models import hf  # noqa: E402
 from grpo_jax.run import config_file  # noqa: E402
+from grpo_jax.text import exact_text  # noqa: E402
 
 sys.path.insert(0, HERE)
 import tiny  # noqa: E402
@@ -125,7 +126,7 @@ def spaces():
     for folder in (model('plain'), model('cleaned', clean_up_tokenization_spaces=True)):
         assert judge(folder, [program], Example('Join.', '', 0, meta), (('code', 1.0),)) == [(program, {'code': 1.0})]
     run, splits = opened('m/cleaned', data__template='{prompt} !')
-    assert data.exact_text(run.model.tokenizer, splits.train.tokens[0]).endswith('= !')
+    assert exact_text(run.model.tokenizer, splits.train.tokens[0]).endswith('= !')
 
 
 @case

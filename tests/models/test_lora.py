@@ -173,7 +173,7 @@ def test_bfloat16_weights_are_merged_before_they_are_rounded(tiny):
     'key, value, message',
     [
         ('targets', 'wq|(', 'is no regular expression'),
-        ('targets', 'q_proj', 'must match one of wq, wk, wv, wo, w_gate, w_up, w_down'),
+        ('targets', 'q_proj', "target_modules=q_proj is model.lora.targets='wq' here"),
         ('targets', 'embed|lm_head|.*norm', 'must match one of'),
         ('rank', -1, 'at least 0'),
         ('rank', 10**6, 'at most 4096'),
