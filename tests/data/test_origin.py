@@ -379,12 +379,7 @@ def test_pairs_of_the_hub_are_what_dpo_learns_from(hub_cache, tmp_path):
     tokenizer, most = run.model.tokenizer, run.settings.sampling.max_tokens
     fields, end = ('demonstration', 'rejected'), data.TurnEnd('', tokenizer.eos_token_id)
     dataset, ((chosen, rejected),) = demonstrations.find(
-        open_split(run, 'train'),
-        tokenizer,
-        ('demonstration', 'rejected'),
-        most,
-        run.settings.data.name,
-        data.TurnEnd('', tokenizer.eos_token_id),
+        open_split(run, 'train'), tokenizer, fields, most, run.settings.data.name, end
     )
     assert dataset.examples[0].prompt == 'Why?'
     assert [tokenizer.decode(ids[:-1]) for ids in (chosen, rejected)] == ['So.', 'No.']
