@@ -29,6 +29,7 @@ def make_rounds(
 ) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
     """Makes collect(state, progress) -> (Draw, TrainState), which samples a step in rounds (see allocate.explore)."""
     options, unit, queries = drawer.options, drawer.shapes.group_size, drawer.shapes.queries
+    pad_token, thinking_start = drawer.sampling.pad_token, drawer.sampling.thinking_start
     rounds = drawer.shapes.prompts // drawer.prompts
 
     def collect(state, progress):
@@ -44,7 +45,7 @@ def make_rounds(
                     drawer.tokenizer, prompt_format, queries, unseeded, owners, blocks, options.seeding
                 )
                 seeded += count * unit
-            _, prompts = data.prompts(prompts_of_round, range(len(owners)), queries, drawer.pad_token)
+            _, prompts = data.prompts(prompts_of_round, range(len(owners)), queries, pad_token, thinking_start)
             first = np.int32(np.asarray(first) + earlier[owners])
             draw = drawer.sample(state, [unseeded.examples[i] for i in owners], prompts, progress, first=first)
             groups = split_groups(draw._replace(examples=prompts_of_round.examples), step, options.gate)
