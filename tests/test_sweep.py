@@ -328,3 +328,18 @@ def test_overrides_hold_for_every_preset():
 def test_what_the_sweep_decides_itself_is_refused(arguments, words):
     with pytest.raises(BadInput, match=words):
         sweep.config_from_flag(flag_of(*arguments))
+
+
+def test_a_piece_that_cannot_work_is_refused_before_the_first_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, 'run', lambda config, folder: pytest.fail('refused before'))
+    (tmp_path / 'soft.py').write_text('def soft(ratio, advantages, *, clip_lo):\n    return -ratio * advantages\n')
+
+    def config(preset='dr_grpo'):
+        changed = tiny_run.config(preset=preset)
+        if preset == 'grpo':
+            changed.algorithm.surrogate = f'{tmp_path}/soft.py:soft'
+        return changed
+
+    with pytest.raises(BadInput, match='clip_lo'):
+        sweep.run(config, ['dr_grpo', 'grpo'], 1, str(tmp_path / 'sweep'))
+    assert not (tmp_path / 'sweep').exists()

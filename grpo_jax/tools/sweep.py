@@ -25,7 +25,7 @@ import numpy as np
 
 from grpo_jax import PACKAGE, data, statistics, supervised, train, user_files
 from grpo_jax.algorithms import Algorithm, pieces
-from grpo_jax.errors import NO_VALUE, BadInput, InUse
+from grpo_jax.errors import NO_VALUE, BadInput, Checks, InUse
 from grpo_jax.figures import LEVEL
 from grpo_jax.hosts import json_file
 from grpo_jax.hosts.files import atomic_folder, writing
@@ -33,7 +33,7 @@ from grpo_jax.ranges import Kind
 from grpo_jax.run import cli, console, steering
 from grpo_jax.run.console import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.loop import owns_workdir
-from grpo_jax.run.open import open_changes
+from grpo_jax.run.open import make_algorithm, open_changes
 from grpo_jax.run.rows import read_rows
 from grpo_jax.run.steering import record_origins, recorded_origins
 from grpo_jax.text import escape
@@ -83,7 +83,8 @@ def run(
     how many, from 0; workdir: the run of a preset and a seed is in workdir/<preset>/<seed>; variants: algorithms by
     name, such as a notebook's, which train on get_config(); functions: rewards by name that config.reward.parts may
     list. A run that ends with BadInput or FloatingPointError counts as failed, and the sweep goes on. Raises BadInput
-    before the first run for settings, pieces or a function other than those of a run that was begun here.
+    before the first run for pieces that cannot work, and for settings, pieces or a function other than those of a run
+    that was begun here.
     """
     variants, functions = variants or {}, functions or {}
     names = {preset: _folder_name(preset) for preset in presets}
@@ -100,6 +101,9 @@ def run(
     configs = {(name, seed): _set_seed(make(), seed) for seed in range(seeds) for name, make in makers.items()}
     section = data.DataOptions.from_config(next(iter(configs.values())).data)
     origins = data.locate(section, recorded_origins(workdir)).origins  # all runs read the same commits of the hub
+    with Checks() as check:
+        for name in makers:
+            check(make_algorithm, configs[name, 0], variants.get(name))
     for (preset, seed), config in configs.items():
         _refuse_other_run(config, os.path.join(workdir, preset, str(seed)), variants.get(preset))
     record_sources(workdir, functions)
