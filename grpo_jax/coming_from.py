@@ -50,6 +50,9 @@ def explain(name: str, value: str | None = None) -> str:
     meanings = {row.here: row for row in reversed(rows)}  # of several frameworks with the same meaning, the first
     if meanings:
         text = ', '.join(map(str, reversed(meanings.values())))
+        (row, *others) = meanings.values()
+        if not others and row.here and row.differs:  # a value that is copied may mean something else
+            text += f' ({row.differs.replace("**", "").replace("`", "")})'
         return f'{text}; docs/coming_from.md has more' if len(meanings) <= MOST else ''
     section = next((part for part in parts if part in SECTIONS), '')
     return f'{section} is a section of verl; docs/coming_from.md has its keys' if section else ''
