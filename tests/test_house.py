@@ -44,7 +44,7 @@ FLOORS = [
 BATTERIES = ('rewards', 'data', 'environments', 'workers', 'diagnose')  # chosen by a file's name, or passive
 
 # upper bounds of an honest house, which each issue moves by what it may add: lines and tokens of the core and of all
-BUDGETS = {'core': (22_350, 169_100), 'all': (38_500, 284_300)}
+BUDGETS = {'core': (22_400, 169_300), 'all': (38_530, 284_600)}
 RUN_FILES = 16
 DEMO_MODULES, MINIMAL_MODULES = 154, 43  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
 
