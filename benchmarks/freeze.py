@@ -36,6 +36,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from benchmarks import environment
+from grpo_jax.configs import default
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STEPS = 6
@@ -52,7 +53,7 @@ STATES = 1, 2, 3  # --states goes on from the checkpoints of these steps
 EACH_STEP = ('--config.checkpoint.every=1', '--config.checkpoint.keep=100', f'--config.steps={STATES[-1] + 1}')
 CLOSE = 1e-6
 RENAMED = {'kl_every': 'kl_observe'}  # keys of config.log, and their names in commits before they were renamed
-ADDED = ('advantage_all_wrong',)  # metrics that earlier commits lack, which are not compared
+ADDED = ('advantage_all_wrong', 'reward_missing', 'reward_retried')  # metrics that earlier commits lack, which are not compared
 # compared as they are; paths of this machine are taken out before
 COMPARED = ('metrics.jsonl', 'evaluations.jsonl', 'events.jsonl', 'config.json', 'completions.jsonl')
 
@@ -278,6 +279,10 @@ class Checkout:
         for path in (workdir / 'checkpoints').iterdir():
             if path.name.isdigit() and int(path.name) > step:
                 shutil.rmtree(path)
+        if self is not base:  # keys that the base did not have, at their defaults
+            recorded = json.loads((workdir / 'config.json').read_text(encoding='utf8'))
+            add_missing(recorded, json.loads(default.get_config().to_json()))
+            (workdir / 'config.json').write_text(json.dumps(recorded), encoding='utf8')
         self.finish([*words_of(name, base.folder, workdir), *EACH_STEP], CASES[name])
         lines = (workdir / 'metrics.jsonl').read_text(encoding='utf8').splitlines()
         row = next(row for row in map(json.loads, lines) if row['step'] == step)
@@ -287,6 +292,14 @@ class Checkout:
         row = {metric: value for metric, value in row.items() if metric not in ADDED}
         numbers = row | {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
         return numbers, [(row['completion'], row['tokens']) for row in map(json.loads, lines)]
+
+
+def add_missing(section, defaults):
+    """Adds to a nested dict the keys of `defaults` that it lacks."""
+    for key, value in defaults.items():
+        if isinstance(value, dict) and isinstance(section.get(key), dict):
+            add_missing(section[key], value)
+        section.setdefault(key, value)
 
 
 def read_arrays(folder):
