@@ -53,7 +53,8 @@ STATES = 1, 2, 3  # --states goes on from the checkpoints of these steps
 EACH_STEP = ('--config.checkpoint.every=1', '--config.checkpoint.keep=100', f'--config.steps={STATES[-1] + 1}')
 CLOSE = 1e-6
 RENAMED = {'kl_every': 'kl_observe'}  # keys of config.log, and their names in commits before they were renamed
-ADDED = ('advantage_all_wrong', 'reward_missing', 'reward_retried')  # metrics that earlier commits lack, which are not compared
+# metrics that earlier commits lack, which are not compared
+ADDED = ('advantage_all_wrong', 'reward_missing', 'reward_retried')
 # compared as they are; paths of this machine are taken out before
 COMPARED = ('metrics.jsonl', 'evaluations.jsonl', 'events.jsonl', 'config.json', 'completions.jsonl')
 
