@@ -152,6 +152,12 @@ class _Finder(modulefinder.ModuleFinder):
             return self.modules[fqname]
 
 
+def digest(path: str) -> str:
+    """The SHA-256 of one file."""
+    with open(path, 'rb') as opened:
+        return hashlib.sha256(opened.read()).hexdigest()
+
+
 def digests(path: str) -> dict[str, str]:
     """{path: SHA-256} of a user's file, and of the users' files that it imports, also within functions, and so on."""
     folder, name = _find_package(os.path.abspath(path))
@@ -163,8 +169,7 @@ def digests(path: str) -> dict[str, str]:
     hashes = {}
     for file in [os.path.abspath(path), *(vars(module)['__file__'] for module in finder.modules.values())]:
         if file and os.path.isfile(file) and not _is_foreign(file):
-            with open(file, 'rb') as opened:
-                hashes[file] = hashlib.sha256(opened.read()).hexdigest()
+            hashes[file] = digest(file)
     return hashes
 
 

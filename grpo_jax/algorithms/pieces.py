@@ -183,7 +183,7 @@ def describe(piece: Callable) -> dict[str, str]:
     function = inspect.unwrap(function)
     file = getattr(function, '__globals__', {}).get('__file__', '')
     if user_files.is_imported(file):
-        return {'name': name, 'file': file, 'sha256': user_files.digests(file)[file]}
+        return {'name': name, 'file': file, 'sha256': user_files.digest(file)}
     source, values = '', list[tuple[Any, Any]](enumerate(getattr(piece, 'args', ())))
     with contextlib.suppress(OSError, TypeError):  # no file or cell may have it
         source = inspect.getsource(function)

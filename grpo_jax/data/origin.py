@@ -18,7 +18,8 @@ PYTHON = 'examples of train.run'  # in the place of a folder: rows that lie in n
 FORMS = ('features.json', 'state.json', 'dataset_dict.json') + tuple(
     f'{folder}{split}*' for folder in ('', '*/') for split in ('train', 'test', 'validation')
 )
-TABLES = (*PATTERNS[:2], *PATTERNS[3:], 'data/*.parquet')  # that a data set without a prefix may have
+# files of any name that show that a folder holds a data set; a .json may be its description
+TABLES = (*(pattern for pattern in PATTERNS if pattern != '*.json'), 'data/*.parquet')
 
 
 class Origin(NamedTuple):

@@ -318,9 +318,10 @@ def _render(tokenizer, prompt_format, chats, whole=False):
         template = tokenizer.get_chat_template()
         variables = dict(tokenizer.special_tokens_map) | prompt_format.variables()
         rendered = chat_templates.render(template, chats, variables, whole)
-        refused = [i for i, (text, _) in enumerate(rendered) if text is None and _fold_system(chats[i])]
-        folded = chat_templates.render(template, [_fold_system(chats[i]) for i in refused], variables, whole)
-        for i, (text, failure) in zip(refused, folded, strict=True):
+        refused = {i: _fold_system(chats[i]) for i, (text, _) in enumerate(rendered) if text is None}
+        refused = {i: folded for i, folded in refused.items() if folded}
+        again = chat_templates.render(template, list(refused.values()), variables, whole)
+        for i, (text, failure) in zip(refused, again, strict=True):
             rendered[i] = rendered[i] if text is None else (text, failure)
     except (Expired, Died) as failure:
         raise BadInput(

@@ -188,6 +188,10 @@ class Part(NamedTuple):
     reads_truncated: bool = False  # reads whether the budget ended before a stop token
     columns: Sequence[str] = ()  # that the data set must have
 
+    def tell_truncated(self, truncated: Any) -> dict[str, Any]:
+        """The keyword argument `truncated`, where the part reads it; {} where it does not."""
+        return {'truncated': truncated} if self.reads_truncated else {}
+
 
 class RewardFunctions(NamedTuple):
     """The rewards of a run. A context manager: on exit it ends the threads and processes that the rewards share."""

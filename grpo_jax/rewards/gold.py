@@ -157,8 +157,7 @@ def _misjudgements(reward_functions, part, examples, judging):
 def _misjudgement(reward_functions, part, example):
     """What the verifier misjudges in an example, or ''."""
     for completion, expected in _questions(reward_functions, example):
-        known = {'truncated': False} if part.reads_truncated else {}
-        value = call_part(reward_functions, part, completion, example, **known).value
+        value = call_part(reward_functions, part, completion, example, **part.tell_truncated(False)).value
         if reason := _verdict(reward_functions, value, completion, expected):
             return reason
     return ''

@@ -138,7 +138,7 @@ def _begin_parts(reward_functions, text, example, truncated):
     for name, part in sorted(functions.parts.items(), key=lambda item: item[0] != verifier):
         if part.batched:
             continue
-        known = {'truncated': truncated} if part.reads_truncated else {}
+        known = part.tell_truncated(truncated)
         if part.reads_correct:
             known['correct'] = _is_correct(functions, outcomes[verifier].value)
         call = _submit if part.asynchronous else call_part
@@ -218,16 +218,14 @@ def judge_at_once(
     examples, truncated: of each text.
     """
     if not part.batched:
-        known = [{'truncated': cut} if part.reads_truncated else {} for cut in truncated]
-        rows = zip(texts, examples, known, strict=True)
-        futures = [_submit(reward_functions, part, text, example, **more) for text, example, more in rows]
+        rows = zip(texts, examples, truncated, strict=True)
+        futures = [_submit(reward_functions, part, *row, **part.tell_truncated(cut)) for *row, cut in rows]
         return [future.result() for future in futures]
-    more = {'truncated': list(truncated)} if part.reads_truncated else {}
-    whole = list(texts), list(examples)
+    whole, known = (list(texts), list(examples)), part.tell_truncated(list(truncated))
     if part.asynchronous:
-        outcome = _submit(reward_functions, part, *whole, **more).result()
+        outcome = _submit(reward_functions, part, *whole, **known).result()
     else:
-        outcome = call_part(reward_functions, part, *whole, **more)
+        outcome = call_part(reward_functions, part, *whole, **known)
     values = outcome.value if isinstance(outcome.value, Sequence) else [outcome.value] * len(texts)
     return [outcome._replace(value=value) for value in values]
 

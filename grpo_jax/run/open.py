@@ -99,7 +99,7 @@ def open_training(
             given = {**section.options, 'folder': {split: list(rows) for split, rows in by_split.items()}}
             run = dataclasses.replace(run, settings=run.settings._replace(data=section._replace(options=given)))
         splits = open_splits(run, check)
-        check(data.warn_of_count, splits.train, check(lambda: run.settings.data.prompts_per_step))
+        check(data.warn_of_count, splits.train, run.settings.data.prompts_per_step)
         tried = check(gold.try_out, run.rewards, splits.train.examples)
         settings = check(run.settings.with_steps, check(len, splits.train.examples), run.algorithm)
         check(refuse_fewer_steps, settings.steps, max(checkpoint.steps(run.workdir), default=0))

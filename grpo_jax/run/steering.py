@@ -211,9 +211,9 @@ def contents_changes(
                 notes = data.changes_since(then, splits[split]) if split in splits else 'changed'
                 new = f'{_in_words(data.Contents(**now))}: {notes}'
                 changed.append(Change(f'{OF_CONTENTS}the {split} split', _in_words(then), new))
-        for section, key in (('files', ''), ('functions', 'the function '), ('configs', OF_CONFIG)):
+        keys = {'files': OF_CONTENTS, 'functions': f'{OF_CONTENTS}the function ', 'configs': OF_CONFIG}
+        for section, key in keys.items():
             then, now = (_digests_by_name(contents[section]) for contents in (old, recorded))
-            key = key if key == OF_CONFIG else OF_CONTENTS + key
             both = [name for name in now if then.get(name, now[name]) != now[name]]
             changed += [Change(key + name, f'sha256 {then[name]}', f'sha256 {now[name]}') for name in both]
     except (KeyError, TypeError, AttributeError):

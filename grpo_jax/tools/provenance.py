@@ -142,7 +142,7 @@ def compare_contents(workdir: str) -> Iterator[str]:
     splits, now = {}, {'splits': {}, 'functions': {}}
     for section in ('files', 'configs'):
         here = [path for path in as_object(recorded.get(section)) if os.path.isfile(path)]
-        now[section] = {path: user_files.digests(path)[path] for path in here}
+        now[section] = {path: user_files.digest(path) for path in here}
     config: Any = config_file.read_recorded(workdir, trust=True)  # none of its code is run
     with contextlib.suppress(BadInput):  # the data may be elsewhere
         if not any(steering.name_files(config.data.to_dict())):

@@ -520,17 +520,7 @@ OTHERS = {
         'group_norm', clip, sequence_mean, kl=k3_straight_through, kl_coef=0.04, changes=dict(kl='k3_straight_through')
     ),
     'absolute KL': Method('group_norm', clip, sequence_mean, kl=absolute, kl_coef=0.04, changes=dict(kl='absolute')),
-    'a corrected KL': Method(
-        'group_mean',
-        functools.partial(clip, high=0.272),
-        token_mean,
-        kl=k3,
-        kl_coef=0.05,
-        correction=truncated,
-        dead_groups='drop',
-        kl_corrected=True,
-        changes=dict(kl_corrected=True),
-    ),
+    'a corrected KL': METHODS['olmo3_like']._replace(kl_corrected=True, changes=dict(kl_corrected=True)),
     'a constant denominator': Method(
         'hybrid', clip, constant, changes=dict(weights='constant', loss_denominator=100.0)
     ),

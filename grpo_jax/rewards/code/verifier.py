@@ -15,7 +15,6 @@ COLUMNS = ('before', 'names', 'setup', 'tests')  # of the data, which the reward
 CONSTANTS = ('True', 'False', 'None', '0', '1', '-1', '1.0', "''", '[]', '()', '{}', 'set()')
 MOST_CONSTANTS = 48  # constants that are tried for an example
 REMEMBERED = 100_000  # examples
-COLUMNS = ('before', 'names', 'setup', 'tests')  # of the data, which the reward reads
 READS_ANSWERS = False  # the gold answer, a program, serves the self-test alone
 # makes a function of a program that reads standard input, which is a file as far as the program knows, and writes
 RUN = """
