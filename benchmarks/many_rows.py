@@ -2,8 +2,9 @@
 
 python -m benchmarks.many_rows [--rows=200000] [--longest=490]
 
-Rows are made up, of 20 to 60 words and four columns. CPU seconds are printed beside those of the clock, since other
-work on the machine counts only in the latter. The gold self-test, which only the first start has, is not in them.
+It invents the rows; each has four columns, and a prompt of 20 to 60 words. It prints CPU seconds beside wall-clock
+seconds, because other work on the machine makes only the latter longer. It leaves out the gold self-test, which only
+the first start runs.
 """
 
 import argparse

@@ -307,8 +307,8 @@ def open_subject(
     """Opens a Policy: the newest checkpoint in workdir or, without workdir, the model in config.model.path.
 
     config: only without workdir, for prompts and rewards; trust, evaluation: see open_recorded; step: of the checkpoint
-    in the place of the newest. Raises BadInput when not exactly
-    one of config and workdir is given, or for a model with random weights.
+    in the place of the newest. Raises BadInput when not exactly one of config and workdir is given, or for a model with
+    random weights.
     """
     if (config is None) == (workdir is None):
         raise BadInput(

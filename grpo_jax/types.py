@@ -51,7 +51,7 @@ class Prompts(Pytree):
     mask: Bool[Array, 'P Q']
     ids: Int[Array, ' P']
     first: Int[Array, ' P'] | None = None  # number of the prompt's first sample; None: 0, it has no earlier samples
-    # whether the prompt ends inside thinking; None: as Sampling.thinking_start says where it is ''
+    # whether the prompt ends inside thinking; None: it does where Sampling.thinking_start is '', and not elsewhere
     thinking: Bool[Array, ' P'] | None = None
 
 

@@ -18,7 +18,7 @@ from grpo_jax.errors import BadInput
 
 CONFIGS = os.path.realpath(os.path.join(PACKAGE, 'configs'))
 LIBRARIES = (sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
-# beginnings of paths that are no user's, and folders in whose like packages are installed
+# how paths begin that are no user's, and names of folders into which packages are installed
 FOREIGN = ('<', *(os.path.join(place, '') for place in (PACKAGE, CONFIGS, *LIBRARIES)))
 INSTALLED = ('site-packages', 'dist-packages')
 CONFIG_FILES = set[str]()  # paths of the configs that the command was started with

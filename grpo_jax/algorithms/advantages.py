@@ -6,10 +6,10 @@ i32[P, G, C]; token_rewards, sampler_logprobs, teacher_logprobs, old_entropy, va
 f64[K, P, G], the K rewards that are summed, and part_weights f64[K]; initial_entropy f64[]; discount f64[], the
 algorithm's; run_baseline f64[] and prompt_baselines f64[P, G], moving averages of earlier steps' rewards.
 
-A NaN reward marks an unscorable completion: it counts in no statistic, and its advantage is 0, but for estimators with
-the property `unrewarded`, which imitate whatever the reward is. An estimator that
-compares within a group gives exactly 0 to a group whose rewards are all equal. That is found by max == min; a division
-by std + eps alone would let float rounding through.
+A NaN reward marks an unscorable completion: it counts in no statistic, and its advantage is 0, unless the estimator has
+the property `unrewarded` and so does not read rewards. An estimator that compares within a group gives exactly 0 to a
+group whose rewards are all equal. That is found by max == min; a division by std + eps alone would let float rounding
+through.
 """
 
 from typing import Annotated

@@ -51,7 +51,7 @@ class DataOptions(NamedTuple):
     # share of train_split that is evaluated on in place of test_split: of each prompt its id decides
     held_out: Annotated[float, Range(least=0, below=1)] = 0.0
     prompts_per_step: Amendable[Count] = 32  # P, prompts of a step
-    # passes over the train split, which set the steps in the place of the key steps; 0: steps does
+    # passes over the train split, from which a run counts its steps; 0: the key steps counts them
     epochs: Free[Annotated[float, Range(least=0, most=1e6)]] = 0.0
     # Q, columns of a prompt; longer prompts are left out
     max_prompt_tokens: Annotated[int, Range(least=2, most=2**31 - 1)] = 64

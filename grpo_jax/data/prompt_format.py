@@ -14,7 +14,7 @@ from grpo_jax.example import Example
 from grpo_jax.workers import Died, Expired
 
 logger = logging.getLogger('grpo_jax')
-# normalizers of `tokenizers` that make an ASCII text no longer, but for a blank before it
+# normalizers of `tokenizers` that add at most a blank before an ASCII text
 LENGTH_KEEPING = {'Sequence', 'NFC', 'NFD', 'NFKC', 'NFKD', 'Lowercase', 'Strip', 'StripAccents', 'Prepend'}
 SWITCHES = 'enable_thinking', 'thinking'  # variables of published chat templates that switch thinking on or off
 SUPPLIED = 'messages', 'add_generation_prompt'  # variables that every chat template gets

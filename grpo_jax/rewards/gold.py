@@ -32,10 +32,9 @@ def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
     """Prints the share of examples that the verifier misjudges; raises BadInput when it exceeds reward.self_test.
 
     An example is misjudged when the verifier refuses the gold answer, alone or in USUAL_WAYS, or accepts one of its
-    changed forms. The
-    verifier's gold(example) makes these forms, and may raise BadInput; for a verifier without gold, perturb makes them.
-    A verifier that is asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE examples, evenly
-    spaced. A source in reward.by_source has its own verifier and its own share.
+    changed forms. The verifier's gold(example) makes these forms, and may raise BadInput; for a verifier without gold,
+    perturb makes them. A verifier that is asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE
+    examples, evenly spaced. A source in reward.by_source has its own verifier and its own share.
     """
     for functions, indices in reward_functions.divide(examples):
         _check_source(functions, [examples[i] for i in indices])

@@ -93,9 +93,9 @@ class Evaluation(NamedTuple):
 
     every: Natural = 0  # steps between evaluations; 0: before and after only
     prompts: Count = 256  # prompts of the test split
-    samples: Count = 8  # k of pass@k and maj@k, which are drawn
-    temperature: Annotated[float, Range(least=0, most=100)] = 0.0  # at which they are drawn; 0: rollout.temperature
-    top_p: ranges.Share = 0.0  # as rollout.top_p, for them alone; 0: rollout.top_p
+    samples: Count = 8  # completions of a prompt that are drawn: k of pass@k and maj@k
+    temperature: Annotated[float, Range(least=0, most=100)] = 0.0  # of these completions; 0: rollout.temperature
+    top_p: ranges.Share = 0.0  # of these completions; 0: rollout.top_p
     max_tokens: Natural = 0  # budget of a completion in evaluations; 0: rollout.max_tokens
 
     def sampling(self, rollouts: Sampling) -> Sampling:

@@ -73,7 +73,8 @@ def test_xrpo_sharpens_only_right_completions():
 
 
 def test_a_completion_without_a_token_is_in_no_mean_of_likelihoods():
-    # of 2 with tokens the mean is that of -1 and -3: exp(-3 + 2) makes the bonus of the second 1 - e^-1, below its cap
+    # two completions have tokens, with likelihoods -1 and -3, so the mean is -2; the novelty of the right one is
+    # exp(-3 + 2), and its bonus is 1 - exp(-1), which is below the cap
     mask = np.array([[[True], [True], [False], [False]]])
     data = dict(mask=mask, sampler_logprobs=np.array([[[-1.0], [-3.0], [0.0], [0.0]]]), correct=[[0.0, 1, 0, 0]])
     found = advantages_of('xrpo', [[0.0, 1, 0, 0]], **data, collection={'sharpen_cap': 1.0})[:, 0]

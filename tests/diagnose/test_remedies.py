@@ -73,7 +73,7 @@ def step_of(algorithm, options):
 
 
 def settle(config):
-    """The Settings of a config, of which what is read beside the algorithm is the same for many presets."""
+    """The Settings of a config; presets that differ in config.algorithm alone share those of the first of them."""
     sections = config.to_dict()
     del sections['algorithm']
     if repr(sections) not in SETTLED:

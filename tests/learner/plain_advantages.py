@@ -84,7 +84,7 @@ def whiten(x, among, eps):
 
 
 def equal(x, among):
-    """[P], whether a group's values are all equal, of which it has at most one too."""
+    """bool[P]: whether all values of a group are equal; a group with one value, or none, counts as equal."""
     high, low = (np.where(among, x, fill).max(-1) for x, fill in ((x, -np.inf), (-x, -np.inf)))
     return (among.sum(-1) <= 1) | (high == -low)
 

@@ -271,7 +271,9 @@ def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -
         with open(files.path_inside(source, name), 'rb') as original:
             with files.atomic_write(files.path_inside(folder, name), 'wb') as copy:
                 shutil.copyfileobj(original, copy)
-    config = folders.read_settings(source, 'config.json')  # which must say what a copy has no weights to tell
+    config = folders.read_settings(
+        source, 'config.json'
+    )  # the copy has no weights, from which one could tell that the head is not tied
     if config and config.get('tie_word_embeddings') is not False and families.has_own_head(source):
         json_file.write(os.path.join(folder, 'config.json'), config | {'tie_word_embeddings': False})
 

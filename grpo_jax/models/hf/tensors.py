@@ -145,7 +145,7 @@ def read_tensor(tensor: StoredTensor) -> Float[np.ndarray, '...']:
 
 
 def differ(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two tensors have other shapes or other numbers; they are read block by block, up to the first other."""
+    """Whether the shapes or the numbers of two tensors differ; reads them in blocks, up to the first difference."""
     if one.shape != other.shape:
         return True
     rows, width = two_axes(one.shape)
