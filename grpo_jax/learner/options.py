@@ -124,9 +124,8 @@ class Optimization(NamedTuple):
     b1: Decay = 0.9  # of AdamW's mean of gradients
     b2: Decay = 0.95  # of AdamW's mean of their squares
     eps: Annotated[float, Range(above=0, most=1)] = 1e-8  # of AdamW's divisor
-    weight_decay: Annotated[float, Range(least=0, most=10)] = (
-        0.0  # of AdamW, on the parameters that the key decays names
-    )
+    # of AdamW, on the parameters that the key decays names
+    weight_decay: Annotated[float, Range(least=0, most=10)] = 0.0
     # parameters that decay: all, or matrices, which leaves out norms, biases and a value head
     decays: Annotated[str, OneOf(('all', 'matrices'))] = 'all'
     max_grad_norm: Positive = 1.0  # longer gradients are scaled down to it
