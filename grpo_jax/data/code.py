@@ -201,14 +201,15 @@ def _cases(row, field, where):
         cases = [(case['input'], case['output']) for case in value]
         if value and value[0].get('testtype') == 'functional':
             function = get_field(row, 'metadata.func_name') or ''
-            cases = [([json.loads(x) for x in text.splitlines()], json.loads(gold)) for text, gold in cases]
+            try:
+                cases = [([json.loads(x) for x in text.splitlines()], json.loads(gold)) for text, gold in cases]
+            except (ValueError, TypeError, AttributeError):  # no JSON, or no texts
+                cases = []
     else:
         cases = []
     if not cases:
-        remedy = (
-            f'field {field!r} must have tests, with inputs and outputs; mend the row, or name data.options.tests_field'
-        )
-        raise BadInput(where, shorten(get_field(row, field)), remedy)
+        remedy = 'must have tests, with inputs and outputs; mend the row, or name data.options.tests_field'
+        raise BadInput(where, shorten(get_field(row, field)), f'field {field!r} {remedy}')
     return cases, function
 
 

@@ -252,8 +252,16 @@ def make_bound(tokenizer: Any, prompt_format: PromptFormat, longest: int) -> Cal
     if prompt_format.chat or not tokenizer.is_fast or not _keeps_length(tokenizer.backend_tokenizer.normalizer):
         return lambda prompt: False
     template = prompt_format.template
-    sure = template.isascii() and template.count('{prompt}') == 1
-    return lambda prompt: sure and len(prompt) <= most and prompt.isascii() and not prompt.isspace()
+    if not template.isascii() or template.count('{prompt}') != 1:
+        return lambda prompt: False
+
+    def fits(prompt):
+        if len(prompt) > most or not prompt.isascii() or prompt.isspace():
+            return False
+        # behind a tag the prompt may have begun the completion, which its tokens tell
+        return not template.replace('{prompt}', prompt).rstrip().endswith(('>', ']'))
+
+    return fits
 
 
 def _keeps_length(normalizer):

@@ -188,3 +188,12 @@ def test_a_newline_that_a_shell_hands_on_is_a_newline():
     read = given.with_newlines()
     assert read.template == '{question}\n{choices}\nAnswer: \\nu \\neq \\nabla\n' and read.system == 'Add.\nBriefly.'
     assert columns_in(read.template) == ['question', 'choices']
+
+
+@pytest.mark.parametrize('given, gold', [('x y', '3'), (7, '3'), ('1', 'three')])
+def test_arguments_that_are_no_json_make_a_row_malformed(tmp_path, given, gold):
+    cases = [{'input': given, 'output': gold, 'testtype': 'functional'}]
+    rows = [{'question': 'Add.', 'input_output': cases, 'metadata': {'func_name': 'add'}}]
+    (tmp_path / 'train.jsonl').write_text(json.dumps(rows[0]) + '\n')
+    (malformed,) = code.examples('train', folder=str(tmp_path))
+    assert isinstance(malformed, BadInput) and "field 'input_output' must have tests" in str(malformed)

@@ -14,6 +14,7 @@ from grpo_jax import data
 from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import arithmetic, gsm8k, gsm8k_calculator, tinystories
 from grpo_jax.data import dataset as reading
+from grpo_jax.data.prompt_format import PromptFormat, make_bound
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.rewards import numeric
@@ -348,3 +349,11 @@ def test_very_many_prompts_are_encoded_when_they_are_drawn(tmp_path, monkeypatch
     assert [lazy.tokens[i] for i in (3, 50, 60)] == [whole.tokens[i] for i in (3, 50, 60)]
     assert data.pick(lazy, [5, 3]).tokens[1] == whole.tokens[3] and len(encoded) == 4
     assert list(lazy.tokens) == list(whole.tokens)
+
+
+def test_a_prompt_that_may_open_thinking_is_encoded_before_the_run():
+    """Its tokens say whether the completion begins inside a tag; see turns.find_begun."""
+    tokenizer = hf.load_tokenizer(hf.find('configs/models/characters'))
+    assert make_bound(tokenizer, PromptFormat(), 30)('1+1=')
+    assert not make_bound(tokenizer, PromptFormat(), 30)('1+1= [answer] ')
+    assert not make_bound(tokenizer, PromptFormat(template='{prompt}\n<think>\n'), 30)('1+1=')
