@@ -57,10 +57,8 @@ def choose_folder(
         raise BadInput('data.path', path, f'{remedy}, and data.options.folder for files that lie here')
     repository, _, subset = path.partition(':')
     if subset:
-        if 'subset' not in inspect.signature(module.examples).parameters or options.get('subset', '') not in (
-            '',
-            subset,
-        ):
+        takes_subset = 'subset' in inspect.signature(module.examples).parameters
+        if not takes_subset or options.get('subset', '') not in ('', subset):
             remedy = f'the data set {name} has no subsets, or data.options.subset names another; leave out :{subset}'
             raise BadInput('data.path', path, remedy)
         options['subset'] = subset

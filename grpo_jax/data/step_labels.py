@@ -97,10 +97,8 @@ def _rated_example(row, index, where):
         raise BadInput(where, shorten(row), 'has no steps with a label each, in a form that is known; mend the row')
     if not all(isinstance(step, str) for step in steps) or not all(label in (0, 1) for label in labels):
         raise BadInput(where, shorten((steps, labels)), 'must be texts, and labels 0 or 1; mend or remove the row')
-    text, answer = (
-        text_field({'prompt': prompt}, 'prompt', where).strip(),
-        get_field(row, 'question.ground_truth_answer'),
-    )
+    text = text_field({'prompt': prompt}, 'prompt', where).strip()
+    answer = get_field(row, 'question.ground_truth_answer')
     return Example(f'{text}\n', str(answer or ''), index, {'steps': steps, 'labels': [*map(float, labels)]})
 
 

@@ -116,9 +116,8 @@ def _load_model(source):
     }
     path = os.path.join(folder, TEXTS_FILE)
     if os.path.isfile(path):
-        texts = {'thinking': 'auto', 'chat_template_kwargs': {}} | json_file.read_object(
-            path, 'train the reward model again'
-        )
+        older = {'thinking': 'auto', 'chat_template_kwargs': {}}
+        texts = older | json_file.read_object(path, 'train the reward model again')
         if {name: type(value) for name, value in texts.items()} != TEXTS:
             raise BadInput(path, texts, f'must have {", ".join(TEXTS)}; train the reward model again')
     prompt_format = data.PromptFormat(**{name: texts[name] for name in data.PromptFormat._fields})

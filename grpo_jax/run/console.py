@@ -299,12 +299,8 @@ def step_cells(row: Mapping[str, Any], timings: Mapping[str, float], shown: Sequ
     known = {name: value for name, value in row.items() if value is not None}
     cells = ['update skipped'] if known.get('finite', 1) < 1 else []
     cells += [f'reward {known["reward"]:.3f}'] if 'reward' in known else []
-    for name, heading in (
-        ('dead_groups', 'dead'),
-        ('groups_all_right', 'all right'),
-        ('groups_all_wrong', 'all wrong'),
-    ):
-        cells += [f'{heading} {known[name]:.0%}'] if known.get(name) else []  # shares of the groups
+    shares = {'dead_groups': 'dead', 'groups_all_right': 'all right', 'groups_all_wrong': 'all wrong'}  # of groups
+    cells += [f'{heading} {known[name]:.0%}' for name, heading in shares.items() if known.get(name)]
     parts = {name.removeprefix('reward/'): value for name, value in known.items() if name.startswith('reward/')}
     if list(parts.values()) != [known.get('reward')]:  # a single part of weight 1 is the reward itself
         cells += [f'{name} {value:.3f}' for name, value in parts.items()]

@@ -213,12 +213,6 @@ class Remote:
     def __exit__(self, kind, error, trace):
         return self._ask('exit', self, kind, error)
 
-    def __instancecheck__(self, value):
-        return self._ask('isinstance', value, self)
-
-    def __subclasscheck__(self, value):
-        return self._ask('issubclass', value, self)
-
 
 def _forward():
     """Gives Remote the special methods that ask the program's process."""
@@ -234,8 +228,9 @@ def _forward():
 
     for name in set(ACTIONS) - {'call', 'exit', 'get', 'set', 'take', 'iter', 'contains', 'isinstance', 'issubclass'}:
         setattr(Remote, f'__{name}__', compared(name) if name in ORDERS else of(name))
-    for name in OPERATORS:
-        setattr(Remote, f'__r{name}__', reflected(name))
+    checks = {'instancecheck': 'isinstance', 'subclasscheck': 'issubclass'}
+    for method, name in ({f'r{name}': name for name in OPERATORS} | checks).items():
+        setattr(Remote, f'__{method}__', reflected(name))
 
 
 _forward()
