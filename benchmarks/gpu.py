@@ -53,7 +53,7 @@ def updates(model_config, params, case, experience, repeats):
         with mock.patch.dict(compiled.ON_GPU, clear='not repeatable' in name):
             learners[name] = build_learner(model_config, case, **options | way)
     began = time.perf_counter()
-    compiled.compile_all([learner.update for learner in learners.values()], 'the updates')
+    compiled.compile_all([learner.update.program for learner in learners.values()], 'the updates')
     print(f'  compiled {len(learners)} updates side by side in {time.perf_counter() - began:.0f} s', flush=True)
 
     def step(learner):
@@ -80,7 +80,7 @@ def updates(model_config, params, case, experience, repeats):
     seconds, _ = environment.interleaved(runs, repeats, time.perf_counter)
     for name, learner in learners.items():
         products = count_products(learner, learner.pack(experience.rollout))
-        temporaries = learner.update.memory.temp_size_in_bytes
+        temporaries = learner.update.program.memory.temp_size_in_bytes
         print(
             f'  update, {name}: {seconds[name]:.3f} s, {products / 1e12:.1f} TFLOP, '
             f'{products / seconds[name] / 1e12:.0f} TFLOP/s, temporaries {temporaries / 2**30:.2f} GiB, '
@@ -125,7 +125,7 @@ def memory(model_config, case):
     for name, way in WAYS.items():
         way = dict(chunk=0, dtype='float16', remat='full', attention='splash') | way
         learner = build_learner(model_config, case, **way)
-        fields, _ = compiler.compile_and_measure(learner.update.traced.lower())
+        fields, _ = compiler.compile_and_measure(learner.update.program.traced.lower())
         gib = fields['temporaries'] / 2**30
         print(
             f'  update, {name}: temporaries {gib:.2f} GiB, with the margin {gib * (1 + topology.MARGIN):.2f}, '

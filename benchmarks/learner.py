@@ -80,7 +80,7 @@ def build_learner(model_config, case, **options):
 def count_products(learner, packed):
     """Operations of the matrix products of an update of these PackedCells; None: of padded rows."""
     trips = (1,) if packed is None else (int(packed.count[0]),)
-    return flops.count(learner.update.traced.jaxpr, trips)[0]
+    return flops.count(learner.update.program.traced.jaxpr, trips)[0]
 
 
 def compare(name, case, repeats, lengths):
@@ -128,7 +128,7 @@ def memory():
     model_config = dataclasses.replace(MODEL, vocab_size=151936, tie_embeddings=True)
     case = dict(prompts=16, group=8, queries=16, most=128)
     needed = {
-        chunk: build_learner(model_config, case, chunk=chunk, pack_columns=0).update.compile().memory.temp_size_in_bytes
+        chunk: build_learner(model_config, case, chunk=chunk, pack_columns=0).update.program.compile().memory.temp_size_in_bytes
         for chunk in (512, 16384)
     }
     print(

@@ -66,7 +66,7 @@ class Costs:
                 mock.patch.object(descent, '_norms_by_part', lambda *_: {}),
             ):
                 self.learners['without'] = make(*arguments)
-                self.learners['without'].update.compile()
+                self.learners['without'].update.program.compile()
             self.learners['with'] = make(*arguments)
             return self.learners['with']
 

@@ -54,7 +54,7 @@ def ours(case):
         batches.Shapes(case['prompts'], case['group'], case['queries'], most),
         Learning(chunk=2048, pack_columns=columns),
     )
-    learner.update.compile()
+    learner.update.program.compile()
     zeros = jnp.zeros((rows, most))
     rollout = Rollout(
         tokens=jnp.concatenate([prompts, completions], 1),

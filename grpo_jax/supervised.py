@@ -162,7 +162,7 @@ def make_trained(
     """
     settings, learner, origins = run.settings, training.learner, run.settings.data.origins
     with Shell(run.workdir, keep=1) as shell:
-        barrier(shell.newest, settings.recorded, origins, {'update': learner.update}, run.contents.recorded)
+        barrier(shell.newest, settings.recorded, origins, {'update': learner.update.program}, run.contents.recorded)
         make_workdir(run, shell.newest)
         state = open_state(run, shell.checkpoints, learner.state) or training.initial()
         if compiler is not None:

@@ -151,6 +151,8 @@ class TrainState(Pytree):
     opt_state: Any
     ref_params: Any  # the reference policy's parameters, only the trained ones; None: there is no reference
     aux: dict[str, Any]
+    # what is under way between steps, on the host, see collect/pending.py; None: steps wait for all that they sample
+    pending: Any = None
 
 
 class Param(NamedTuple):

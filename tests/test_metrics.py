@@ -87,7 +87,7 @@ def names_of_update(changes, folder):
     opened = open_run(tiny_run.config(**changes), str(folder))
     settings = opened.settings
     aux = abstract_aux(settings.collection, settings.step_shapes(opened.algorithm), 40)
-    return set(make_run_learner(opened, aux).update.traced.out_info[1])
+    return set(make_run_learner(opened, aux).update.program.traced.out_info[1])
 
 
 def names_of_figures():

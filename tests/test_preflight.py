@@ -144,7 +144,7 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
     shapes = run.settings.step_shapes(run.algorithm)
     learner = make_run_learner(run, abstract_aux(run.settings.collection, shapes, 40))
     planned = next(job for job in jobs if job.name == 'learner.update')
-    assert planned.trace().lower().as_text() == learner.update.traced.lower().as_text()
+    assert planned.trace().lower().as_text() == learner.update.program.traced.lower().as_text()
     # and of the sampler's programs, those planned are among those that training compiles
     engine = make_run_sampler(run, shapes)
     compiled = {f'rollout: {key}' for key in schedule.reachable_programs(engine.schedule)}

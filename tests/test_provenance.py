@@ -110,7 +110,7 @@ def lowered_hashes(workdir, **changes):
     engine = make_run_sampler(run, shapes)
     traced = [engine.programs.trace(key) for key in schedule.largest_programs(engine.schedule)]
     sample = compiled.short_hash(' '.join(program.lower().as_text() for program in traced))
-    programs = {'logprobs': learner.scorer, 'update': learner.update}
+    programs = {'logprobs': learner.scorer, 'update': learner.update.program}
     texts = {name: program.traced.lower().as_text() for name, program in programs.items()}
     return {'sample': sample} | {name: compiled.short_hash(text) for name, text in texts.items()}
 

@@ -93,7 +93,7 @@ class Drawer:
         chosen, aux = self.choose(int(state.step), aux, index)
         indices = chosen.indices
         if self.completions is not None:
-            examples, prompts = self._pick_prompts(indices)
+            examples, prompts = self.pick_prompts(indices)
             completions = [self.completions[index] for index in indices]
             rollout = demonstrations.as_rollout(prompts, completions, self.shapes, self.sampling.pad_token)
             judge = functools.partial(self.judge, examples, rollout, int(state.step) > 0)
@@ -104,23 +104,27 @@ class Drawer:
             sizes = allocate.spread_by_pass_rate(hits, tries, self.shapes.prompts * unit, unit)
             blocks = Grouping.by_sizes(sizes // unit)
             first = self.count_earlier_samples(indices)[blocks.owner] + np.int32(unit * blocks.place)
-            draw = self.sample(state, *self._pick_prompts(indices[blocks.owner]), progress, first=first)
+            draw = self.sample(state, *self.pick_prompts(indices[blocks.owner]), progress, first=first)
             draw = draw._replace(sizes=sizes, counts=count_sizes(sizes))
         else:
             first = self.count_earlier_samples(indices)
-            draw = self.sample(state, *self._pick_prompts(indices), progress, first=first, index=index)
+            draw = self.sample(state, *self.pick_prompts(indices), progress, first=first, index=index)
         return self.count_passes(draw, chosen, aux, index)
 
-    def choose(self, step: int, aux: dict[str, Any], index: int = 0) -> tuple[ChosenPrompts, dict[str, Any]]:
+    def choose(
+        self, step: int, aux: dict[str, Any], index: int = 0, count: int | None = None
+    ) -> tuple[ChosenPrompts, dict[str, Any]]:
         """(the next prompts, aux with its new position); they depend on seed, step, position and who has retired.
 
-        index: which draw of the step; only the first revisits retired prompts.
+        index: which draw of the step; only the first revisits retired prompts. count: of prompts, in the place of a
+        draw's.
         """
+        count = self.prompts if count is None else count
         retired = find_retired(self.options, aux, len(self.dataset.examples))
         share = 0.0 if index else self.options.revisit  # a later draw of the step would visit a retired prompt twice
-        revisits = data.revisit(self.seed, step, self.prompts, retired, share)
+        revisits = data.revisit(self.seed, step, count, retired, share)
         fresh, position = data.walk(
-            self.seed, int(aux['position']), self.prompts - len(revisits), retired, self.dataset.sources
+            self.seed, int(aux['position']), count - len(revisits), retired, self.dataset.sources
         )
         return ChosenPrompts(np.concatenate([revisits, fresh]), len(revisits)), aux | {'position': jnp.int32(position)}
 
@@ -147,7 +151,7 @@ class Drawer:
         finish = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
         return Draw(examples, rollout, finish, stats=stats, streams=[stream])
 
-    def _pick_prompts(self, indices):
+    def pick_prompts(self, indices: Sequence[int] | np.ndarray) -> tuple[list[Example], Prompts]:
         """(examples, Prompts on the host) with these indices in the data set."""
         sampling = self.sampling
         return data.prompts(self.dataset, indices, self.shapes.queries, sampling.pad_token, sampling.thinking_start)
@@ -220,8 +224,13 @@ def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, floa
 
 
 def draw_shapes(options: CollectOptions, shapes: batches.Shapes, prompts_per_step: int) -> batches.Shapes:
-    """The Shapes of a rollout, for a step's shapes: the same, or with allocation 'uncertainty' one unit a prompt."""
-    return shapes._replace(prompts=prompts_per_step) if options.allocation == 'uncertainty' else shapes
+    """The Shapes of a rollout, for a step's shapes: with allocation 'uncertainty' one unit a prompt.
+
+    Groups that are under way besides those of the step have rows too.
+    """
+    if options.allocation == 'uncertainty':
+        return shapes._replace(prompts=prompts_per_step)
+    return shapes._replace(prompts=shapes.prompts + options.in_flight)
 
 
 def abstract_aux(options: CollectOptions, shapes: batches.Shapes, count: int) -> dict[str, Any]:

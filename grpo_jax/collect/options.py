@@ -29,6 +29,13 @@ class CollectOptions(NamedTuple):
     truncated: Amendable[Annotated[str, OneOf(('keep', 'drop'))]] = 'keep'
     max_draws: Amendable[Annotated[int, Range(least=1, most=10_000)]] = 10  # rollouts that resample may draw in a step
     max_staleness: Amendable[Natural] = 0  # steps that groups left over by resample, or of replay, may be old
+    # groups that are under way besides those that a step learns from: a step ends when enough of all are complete, and
+    # the others go on in the next step; 0: a step waits for all its completions
+    in_flight: Natural = 0
+    max_age: Amendable[Natural] = (
+        8  # steps from which a group that is under way is finished before a step ends; 0: none
+    )
+    staleness: Natural = 0  # steps that sampling is ahead: a step learns from completions of the policy so long before
     retire_above: Amendable[Share] = 0.0  # pass rate over all its visits from which a prompt retires; 0: none
     # share of a step's places that go to retired prompts again
     revisit: Amendable[Annotated[float, Range(least=0, below=1)]] = 0.0
@@ -83,13 +90,16 @@ class CollectOptions(NamedTuple):
                 collection.max_staleness,
                 "must be at least 1 for collection.dead_groups='replay', which takes groups of earlier steps; raise it",
             )
-        if collection.keeps_groups and not corrected:
-            raise BadInput(
-                'collection.max_staleness',
-                collection.max_staleness,
-                'lets in completions of older policies, and nothing accounts for them; set algorithm.correction, for '
-                "example to 'truncated', or algorithm.ratio_base='sampler'",
-            )
+        stale = {'max_staleness': collection.keeps_groups, 'in_flight': collection.in_flight}
+        for name, lets_in in (stale | {'staleness': collection.staleness}).items():
+            if lets_in and not corrected:
+                raise BadInput(
+                    f'collection.{name}',
+                    getattr(collection, name),
+                    'lets in completions of older policies, and nothing accounts for them; add '
+                    '--config.algorithm.correction=truncated, or --config.algorithm.ratio_base=sampler',
+                )
+        _check_asynchronous(collection)
         return collection
 
     @property
@@ -101,6 +111,25 @@ class CollectOptions(NamedTuple):
     def keeps_groups(self) -> bool:
         """Whether groups are kept from step to step."""
         return self.dead_groups in ('resample', 'replay') and self.max_staleness > 0
+
+
+def _check_asynchronous(collection):
+    """BadInput for what does not go with steps that do not wait for all their completions."""
+    for name in ('in_flight', 'staleness'):
+        hindered = {
+            f'collection.source = {collection.source}': collection.source != 'policy',
+            f'collection.allocation = {collection.allocation}': collection.allocation != 'equal',
+            f'collection.revisit = {collection.revisit:g}': collection.revisit > 0,
+            f'collection.dead_groups = {collection.dead_groups}': name == 'in_flight'
+            and collection.dead_groups in ('resample', 'replay'),
+        }
+        for setting, hinders in hindered.items():
+            if getattr(collection, name) and hinders:
+                raise BadInput(
+                    f'collection.{name}',
+                    getattr(collection, name),
+                    f'does not go with {setting}; change one of the two',
+                )
 
 
 def _check_allocation(collection, group_size, verifier):

@@ -55,7 +55,7 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     if not fields:
         automata = stops.make_automata(settings.sampling, model.tokenizer, model.config.vocab_size)
         at_once = draw_shapes(options, shapes, prompts_per_step)
-        engine = make_sampler(model.config, run.mesh, at_once, settings.sampling, automata)
+        engine = make_sampler(model.config, run.mesh, at_once, settings.sampling, automata, carried=options.in_flight)
     drawer = Drawer(
         options, dataset, completions, engine, shapes,
         shapes.prompts if options.allocation == 'equal' else prompts_per_step,
@@ -64,6 +64,8 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     if options.allocation == 'uncertainty':
         xrpo = importlib.import_module('grpo_jax.collect.xrpo')
         collect = xrpo.make_rounds(drawer, settings.data.prompt_format)
+    elif options.in_flight:
+        collect = importlib.import_module('grpo_jax.collect.carry').make_carry(drawer)
     elif options.dead_groups in ('resample', 'replay'):
         collect = make_exchange(drawer)
     else:

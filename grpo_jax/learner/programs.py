@@ -45,6 +45,17 @@ class Initial(NamedTuple):
         return state.replace(params=lora.join(state.params, frozen))
 
 
+class Update(NamedTuple):
+    """The update of the policy."""
+
+    program: Executable  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
+
+    def __call__(self, state: TrainState, experience: Any, packed: Any) -> tuple[TrainState, dict[str, Any]]:
+        """(TrainState after the update, metrics); the old state is donated. What is pending passes by the devices."""
+        updated, metrics = self.program(state.replace(pending=None), experience, packed)
+        return updated.replace(pending=state.pending), metrics
+
+
 class Learner(NamedTuple):
     """The learner of a policy."""
 
@@ -53,7 +64,7 @@ class Learner(NamedTuple):
     pack: Callable  # (Rollout) -> PackedCells on the mesh; None where rows are padded
     scorer: Executable  # (params, Rollout, packed) -> HeadOutput, of the policy or a reference
     values: Executable | None  # (the critic's params, Rollout) -> f32[B, C]; None without a critic
-    update: Executable  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
+    update: Update  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
     state: TrainState  # abstract, with shardings, to restore onto
     scorer_fields: frozenset[str]  # fields of Experience that the scorer computes before an update
 
@@ -77,7 +88,7 @@ class Learner(NamedTuple):
         programs = {'logprobs': self.scorer} if self.scorer_fields else {}
         if self.values is not None:
             programs['values'] = self.values
-        return programs | {'update': self.update}
+        return programs | {'update': self.update.program}
 
 
 class RewardLearner(NamedTuple):
@@ -156,13 +167,15 @@ def make_learner(
         pack=pack,
         scorer=make_scorer("the learner's logprobs", scorer_inputs, mesh, spec.forward, learning.dtype, needed),
         values=critic_values,
-        update=compiled.make_executable(
-            'the update',
-            updated,
-            (state, experience, packed),
-            mesh,
-            (state_shardings, specs.replicated(mesh)),
-            donate=0,
+        update=Update(
+            compiled.make_executable(
+                'the update',
+                updated,
+                (state, experience, packed),
+                mesh,
+                (state_shardings, specs.replicated(mesh)),
+                donate=0,
+            )
         ),
         state=state,
         scorer_fields=frozenset(learning.scored_fields(needed)),

@@ -5,8 +5,11 @@ import logging
 import os
 import shutil
 
+import jax.numpy as jnp
+
 from grpo_jax import algorithms
 from grpo_jax.collect import policies
+from grpo_jax.collect.pending import oldest_position
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner, without_frozen
@@ -15,6 +18,7 @@ from grpo_jax.run import checkpoint, rows, steering
 from grpo_jax.run.loop import barrier
 from grpo_jax.run.open import MAKING, Run, make_whole_policy, make_workdir, refuse_fewer_steps
 from grpo_jax.run.settings import kind_of
+from grpo_jax.types import TrainState
 
 logger = logging.getLogger('grpo_jax')
 
@@ -108,8 +112,21 @@ def _inherit(run, parent, changes, learner):
             state = checkpoint.read_fitting(
                 path, without_frozen(learner.state), learner.initial, reset_parts | checkpoint.parts_to_reset(amended)
             )
+            state = draw_pending_again(state, path, reset_parts)
             return state.replace(params=make_whole_policy(run, state.params, path, parent))
         except checkpoint.Damaged as error:
             logger.warning('%s', error)
             damaged = damaged or error
     raise damaged or BadInput('--workdir', parent, 'holds no checkpoint any more; bring one back, or name another run')
+
+
+def draw_pending_again(state: TrainState, path: str, reset_parts: set[str]) -> TrainState:
+    """The state whose next prompts are those from the oldest one that was under way in a checkpoint's folder.
+
+    What was under way is not inherited, since a branch may sample and judge in another way.
+    """
+    pending = checkpoint.recorded_pending(path)
+    if not pending or 'aux/position' in reset_parts:
+        return state
+    pending = checkpoint.read_tree(path, {'pending': pending}, partial=True)['pending']
+    return state.replace(aux=state.aux | {'position': jnp.int32(oldest_position(pending))})

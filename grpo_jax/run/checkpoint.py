@@ -45,6 +45,7 @@ from grpo_jax.types import Experience, Rollout, TrainState
 logger = logging.getLogger('grpo_jax')
 FOLDER, DAMAGED, COLD_START, BAD = 'checkpoints', 'damaged', 'cold_start', 'bad'  # in the workdir
 METADATA, ITEM = '_CHECKPOINT_METADATA', 'default'  # Orbax's names of a file and a folder in a checkpoint
+PENDING = 'pending/'  # begins the names of arrays in TrainState.pending
 # arrays that must be finite; in others NaN may stand for a number that is missing
 FINITE = ('params/', 'opt_state/', 'ref_params/', 'aux/critic/', 'aux/coefficients/')
 # parts of a checkpoint that may be reset, in words
@@ -58,10 +59,11 @@ PARTS = {
     'aux/history': 'the moving averages of rewards',
     'aux/critic': 'the critic',
     'aux/probe': 'the probe',
+    'pending': 'the completions under way',
 }
 OBSERVED = {'aux/probe', 'ref_params'}  # parts that a run may keep for config.log alone, without learning from them
 # parts that have a meaning only for the data of the run that saved them
-DATA_PARTS = {f'aux/{name}' for name in ('position', 'tries', 'hits', 'kept', 'history', 'probe')}
+DATA_PARTS = {*(f'aux/{name}' for name in ('position', 'tries', 'hits', 'kept', 'history', 'probe')), 'pending'}
 TRAIN_SPLIT = 'content of the train split'  # key of an amendment
 # config keys of numbers that adapt during a run -> the parts of the state that hold them
 ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}
@@ -142,7 +144,8 @@ def save(checkpoints, state):
     FloatingPointError and writes nothing when an array of FINITE is not finite. All processes must call it.
     """
     trained, frozen = lora.split(state.params)
-    state = state.replace(params=trained)
+    pending = state.pending if isinstance(state.pending, dict) else state.pending and state.pending.pack()
+    state = state.replace(params=trained, pending=pending)
     digests = digest.digests(state)
     bad = [name for name, one in digests.items() if name.startswith(FINITE) and not one.finite]
     if bad:
@@ -220,7 +223,8 @@ def restore(checkpoints: Any, abstract: TrainState, read: Read = read_tree) -> T
     workdir, damaged = os.path.dirname(str(checkpoints.directory)), []
     for step in steps(workdir):
         try:
-            state = read(path_of(workdir, step), abstract)
+            path = path_of(workdir, step)
+            state = read(path, abstract.replace(pending=recorded_pending(path)))
         except Damaged as error:
             damaged.append((step, error))
             continue
@@ -275,6 +279,23 @@ def recorded_digests(path: str) -> dict[str, list[str]]:
     Raises errors of many kinds for damaged files.
     """
     return _read_metadata(path)['custom_metadata']['digests']
+
+
+def recorded_pending(path: str) -> dict[str, np.ndarray] | None:
+    """Arrays of zeros in the shapes of what is pending in a checkpoint; None where nothing is.
+
+    Raises Damaged when the checkpoint's metadata cannot be read.
+    """
+    try:
+        kinds = {name: kind for name, (kind, _) in recorded_digests(path).items()}
+    except Exception as error:  # Orbax raises many kinds of errors for damaged files
+        raise Damaged(path, _describe_error(error)) from None
+    sizes = {
+        name.removeprefix(PENDING): int(re.sub('[^0-9]', '', kind.removeprefix('uint8')))
+        for name, kind in kinds.items()
+        if name.startswith(PENDING)
+    }
+    return {name: np.zeros(size, np.uint8) for name, size in sizes.items()} or None
 
 
 def recorded_frozen(path: str) -> str:
@@ -440,6 +461,8 @@ def read_fitting(
     parameters): a state whose values reset parts take; reset_parts: parts that are reset though they fit. Raises
     BadInput when parameters or step, which are never reset, do not fit, and Damaged as read_tree does.
     """
+    if 'pending' in reset_parts:
+        abstract = abstract.replace(pending=None)
     abstract_leaves = digest.leaves_by_name(abstract)
     saved, needed = _group_by_part(kinds(path)), _group_by_part(_kinds_by_name(abstract))
     reset = {part for part in needed if saved.get(part) != needed[part] or part in reset_parts} - {'params', 'step'}

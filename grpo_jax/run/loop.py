@@ -399,7 +399,7 @@ class _Finished:
     """
 
     def __init__(self, state):
-        self._state = state.replace(ref_params=None)
+        self._state, self._pending = state.replace(ref_params=None, pending=None), state.pending
         self._reference = jax.tree.map(weakref.ref, state.ref_params)
 
     def state(self):
@@ -407,7 +407,8 @@ class _Finished:
         reference = [weak() for weak in jax.tree.leaves(self._reference)]
         if any(array is None or array.is_deleted() for array in [*reference, *jax.tree.leaves(self._state)]):
             return None
-        return self._state.replace(ref_params=jax.tree.map(lambda weak: weak(), self._reference))
+        reference = jax.tree.map(lambda weak: weak(), self._reference)
+        return self._state.replace(ref_params=reference, pending=self._pending)
 
 
 class Monitors:

@@ -19,15 +19,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax.hosts import processes
 from grpo_jax.models import lora, transformer
 from grpo_jax.sampler.programs import SamplerPrograms, SamplerSpec, choose_sizes
 from grpo_jax.sampler.sampling import Sampling
-from grpo_jax.sampler.schedule import Schedule
+from grpo_jax.sampler.schedule import Schedule, let_carry
 from grpo_jax.sharding import batches, compiled
+from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.types import Prompts, Rollout
+
+CUT = 64  # tokens between two moments at which a step with carried rows may end, on every platform
 
 Finished = Callable[[int, np.ndarray, bool], Any]  # (row, its tokens, whether it was truncated)
 Progress = Callable[[int, int, int], Any]  # (tokens so far, live rows of the batch, rows of the batch)
+Enough = Callable[[np.ndarray], bool]  # (bool[B], which rows of all processes have ended) -> whether the others pause
 
 
 @dataclasses.dataclass
@@ -59,15 +64,22 @@ class _Ongoing:
     step: Any  # int, or i32[]
     finished: Finished | None
     progress: Progress | None
+    enough: Enough | None = None  # asked whenever all unfinished rows have paused; None: rows never go on after a pause
     stats: Stats = dataclasses.field(default_factory=Stats)
     unfinished: int = 0  # rows, in a batch or not
     longest: int = 0  # tokens of the longest one
     reported: Any = False  # bool[B], rows that `finished` was called for
 
+    def pauses(self, programs):
+        """Whether all unfinished rows have paused, and shall go on."""
+        if self.enough is None or self.unfinished:
+            return False
+        return not self.enough(programs.fetch_ended(self.state))
+
     def report(self, programs, live, rows):
         """Calls `finished` for each row that has ended since the last call, and `progress`."""
         if self.finished:
-            numbers, tokens, count, ended, truncated = programs.ended_rows(self.state)
+            numbers, tokens, count, ended, truncated = programs.ended_rows(self.state, pauses=self.enough is not None)
             for i in np.flatnonzero(ended & ~self.reported):
                 self.finished(int(numbers[i]), tokens[i, : count[i]], bool(truncated[i]))
             self.reported = self.reported | ended
@@ -144,6 +156,32 @@ class Engine:
         ongoing = _Ongoing(self.programs.weights(params), state, step, finished, progress)
         return self._finish_rows(params, ongoing, self.schedule.prompts)
 
+    def go_on(
+        self,
+        params: Any,
+        rollout: Rollout,
+        prompts: Prompts,
+        key: Any,
+        step: Any,
+        enough: Enough,
+        *,
+        finished: Finished | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[Rollout, Stats]:
+        """Gives all unfinished rows equally many tokens, a multiple of CUT, until `enough`; returns (Rollout, Stats).
+
+        rollout: rows as they are, of a schedule that carries; those of the first prompts of each shard may have tokens.
+        A row's version[:, 0] is the step in which it was admitted, which chooses its noise. Other arguments as in
+        `sample`, but `finished` is not called for rows that pause.
+        """
+        state = self.programs.resume_state(rollout, prompts, key, CUT)
+        ongoing = _Ongoing(self.programs.weights(params), state, step, finished, progress, enough)
+        ongoing.reported = self.programs.ended_rows(state, pauses=True)[3]
+        earlier = int(processes.fetch(rollout.completion_mask).sum())
+        rollout, stats = self._finish_rows(params, ongoing, self.schedule.prompts)
+        stats.tokens -= earlier
+        return rollout, stats
+
     def replay(self, params: Any, rollout: Rollout, prompts: Prompts, key: Any) -> Rollout:
         """Decodes the tokens of a Rollout again, and returns the Rollout with the logprobs of these decode steps.
 
@@ -161,7 +199,10 @@ class Engine:
         began = time.monotonic()
         ongoing.unfinished, ongoing.longest, stats.tokens = _fetch_ints(programs.count_remaining(ongoing.state))
         while ongoing.unfinished:
-            if opened < self.schedule.prompts:
+            if self.schedule.carried:
+                size, length = fresh, ongoing.longest
+                batch = programs.open_carried(ongoing.weights, ongoing.state, length, size)
+            elif opened < self.schedule.prompts:
                 size, length = fresh, 0
                 batch = programs.open_batch(ongoing.weights, ongoing.state, opened // size.prompts, size)
                 opened += size.prompts
@@ -194,6 +235,13 @@ class Engine:
             stats.slot_steps += steps * size.rows * self._shards
             length += steps
             ongoing.report(self.programs, live, size.rows)
+            if (
+                ongoing.enough
+                and not ongoing.unfinished
+                and not ongoing.enough(self.programs.fetch_ended(ongoing.state))
+            ):
+                batch, ongoing.state, report = self.programs.wake(batch, ongoing.state, CUT, size)
+                live, _, ongoing.unfinished, ongoing.longest, stats.tokens = _fetch_ints(report)
             # the last few rows of all batches go on together; so do rows that are short of columns because they began
             # beside a longer row
             few = live * 8 <= rows_at_start and ongoing.unfinished > live
@@ -227,14 +275,19 @@ def make_sampler(
     *,
     block: int | None = None,
     segment: int | None = None,
+    carried: int = 0,
 ) -> Engine:
     """Makes an Engine, (params, Prompts, key, step) -> Rollout; a program is compiled when it is first needed.
 
     automata: what stops.make_automata returns, or stops.abstract_automata where nothing runs. block and segment replace
-    the numbers of the platform. Raises BadInput when the mesh does not divide the prompts, when the cache's budget
+    the numbers of the platform. carried: how many of the prompts may have rows with tokens of earlier steps; with some,
+    the Engine is for `go_on` alone. Raises BadInput when the mesh does not divide the prompts, when the cache's budget
     holds not even one group, or when rollout.kernels is 'on' and kernels cannot decode.
     """
     batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
     sizes, cache_format = choose_sizes(model_config, mesh, shapes, sampling, block, segment)
+    if carried:
+        batches.check_divides(mesh, 'collection.in_flight', carried)
+        sizes = let_carry(sizes, carried // batches.devices_along(mesh, ROW_AXES))
     spec = SamplerSpec(model_config, mesh, shapes, sampling, sizes, cache_format)
     return Engine(sizes, SamplerPrograms(spec, automata), spec.shards)

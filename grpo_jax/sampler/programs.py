@@ -388,6 +388,29 @@ def _resume_rows(spec, key, weights, rollout_state, length):
     )
 
 
+@_per_shard((SAME, ROWS, SAME), BATCH)
+def _open_carried(spec, key, weights, rollout_state, length):
+    """The DecodeBatch of all rows of a shard; the rows of its first prompts may have tokens of earlier steps."""
+    sizes, options = (key.prompts, spec.schedule.carried, key.columns[0]), spec.sampling
+    return state.open_carried(
+        weights, rollout_state, length, spec.model_config, options, spec.cache_format, sizes, spec.attend_by
+    )
+
+
+@_per_shard((BATCH, ROWS, SAME), (BATCH, ROWS, ROWS))
+def _wake_in_shard(spec, key, batch, rollout_state, tokens):
+    """state.wake_rows of a shard, with a decode.Report."""
+    batch, rollout_state = state.wake_rows(_take_shard(batch), rollout_state, tokens)
+    live = jnp.sum(batch.live, dtype=jnp.int32)
+    return batch, rollout_state, decode.Report(live, jnp.int32(0), *state.count_remaining(rollout_state))
+
+
+def _wake_rows(spec, key, *inputs):
+    """(DecodeBatch, RolloutState, Report) after a pause; numbers are those of _decode_segment."""
+    batch, rollout_state, reports = _wake_in_shard(spec, key, *inputs)
+    return batch, rollout_state, _over_shards(reports)
+
+
 @_per_shard((SAME, BATCH, ROWS, SAME, SAME), (BATCH, ROWS, ROWS))
 def _decode_in_shard(spec, key, weights, batch, rollout_state, tables, step):
     """decode.decode_segment of a shard's batch."""
@@ -398,8 +421,12 @@ def _decode_in_shard(spec, key, weights, batch, rollout_state, tables, step):
 def _decode_segment(spec, key, *inputs):
     """(DecodeBatch, RolloutState, Report) after a segment; numbers are the largest of any shard, tokens are summed."""
     batch, rollout_state, reports = _decode_in_shard(spec, key, *inputs)
-    report = jax.tree.map(jnp.max, reports)
-    return batch, rollout_state, report._replace(tokens=jnp.sum(reports.tokens))
+    return batch, rollout_state, _over_shards(reports)
+
+
+def _over_shards(reports):
+    """The Report of all shards, from a Report with a number for each."""
+    return jax.tree.map(jnp.max, reports)._replace(tokens=jnp.sum(reports.tokens))
 
 
 def _empty_chunk(spec, key):
@@ -457,6 +484,8 @@ PROGRAMS = {
     'remaining': ProgramKind(_count_remaining, ('state',)),
     'open': ProgramKind(_open_batch, ('weights', 'state', 'number')),
     'resume': ProgramKind(_resume_rows, ('weights', 'state', 'number')),
+    'carry': ProgramKind(_open_carried, ('weights', 'state', 'number')),
+    'wake': ProgramKind(_wake_rows, ('batch without chunks', 'state', 'number'), donated=('state',)),
     'decode': ProgramKind(
         _decode_segment, ('weights', 'batch', 'state', 'tables', 'number'), donated=('batch', 'state')
     ),
@@ -570,6 +599,17 @@ class SamplerPrograms:
         """The DecodeBatch of every shard's longest unfinished rows, prefilled before own column `length`."""
         return self._call(self.spec.schedule.key('resume', size), weights, rollout_state, np.int32(length))
 
+    def open_carried(self, weights: Any, rollout_state: Any, length: int, size: BatchSize) -> state.DecodeBatch:
+        """The DecodeBatch of all rows, where carried ones are prefilled before own column `length`."""
+        return self._call(self.spec.schedule.key('carry', size), weights, rollout_state, np.int32(length))
+
+    def wake(self, batch: Any, rollout_state: Any, tokens: int, size: BatchSize) -> Any:
+        """(DecodeBatch, RolloutState, Report): rows that paused at their limit may get so many tokens more."""
+        key, cache = self.spec.schedule.wake_key(size), batch.cache
+        bare, rollout_state, report = self._call(key, _without_chunks(batch), rollout_state, np.int32(tokens))
+        whole = bare.cache.replace(prompt=cache.prompt, chunks=cache.chunks)
+        return bare.replace(cache=whole), rollout_state, report
+
     def decode_segment(self, weights: Any, batch: Any, rollout_state: Any, step: Any, size: BatchSize) -> Any:
         """(DecodeBatch, RolloutState, Report) after a segment; step is the version of the weights."""
         key = self.spec.schedule.key('decode', size)
@@ -594,10 +634,16 @@ class SamplerPrograms:
         """The Rollout of a RolloutState."""
         return self._call(schedule.FINISH, rollout_state)
 
-    def ended_rows(self, rollout_state: state.RolloutState) -> tuple[np.ndarray, ...]:
+    def fetch_ended(self, rollout_state: state.RolloutState) -> np.ndarray:
+        """bool[B]: which rows, of all processes, have met a stop or have all their tokens."""
+        done, count = processes.fetch((rollout_state.done, rollout_state.count))
+        return done | (count >= self.spec.shapes.tokens)
+
+    def ended_rows(self, rollout_state: state.RolloutState, pauses: bool = False) -> tuple[np.ndarray, ...]:
         """(row numbers, tokens [R, C], count, ended, truncated) of the R rows that this process owns, as host arrays.
 
-        count: a row's tokens so far. ended: whether it has met a stop or its limit. truncated: whether it met no stop.
+        count: a row's tokens so far. ended: whether it has met a stop or its limit, or with `pauses`, where rows go on
+        behind their limit, all its tokens. truncated: whether it met no stop.
         """
 
         def read_own(array):
@@ -611,4 +657,4 @@ class SamplerPrograms:
             return (np.zeros(0, int),) * 5
         rows = np.concatenate([first + np.arange(len(piece)) for first, piece in pieces[0].items()])
         tokens, count, limit, done = (np.concatenate([*piece_at.values()]) for piece_at in pieces)
-        return rows, tokens, count, done | (count >= limit), ~done
+        return rows, tokens, count, done | (count >= (tokens.shape[1] if pauses else limit)), ~done

@@ -49,6 +49,7 @@ class Schedule(NamedTuple):
     prompt_columns: int  # that a prompt takes in the prompt cache
     column_bytes: int  # keys and values of one column of one row, all layers
     budget: int  # bytes of cache; 0: unlimited
+    carried: int = 0  # of the prompts, those whose rows may have tokens of earlier steps; all rows decode in one batch
 
     @property
     def whole_batch(self) -> BatchSize:
@@ -119,6 +120,10 @@ class Schedule(NamedTuple):
         rows = next(n for n in self.rows if n < size.rows and self.fits(n, n, size.chunks + 1))
         return BatchSize(rows, rows, size.chunks)
 
+    def wake_key(self, size: BatchSize) -> ProgramKey:
+        """The program that lets the paused rows of a batch of that size go on."""
+        return ProgramKey('wake', size.prompts, size.rows)
+
     def key(self, kind: str, size: BatchSize) -> ProgramKey:
         """The program that makes ('open', 'resume') or decodes ('decode') a batch of that size."""
         return ProgramKey(kind, size.prompts, size.rows, self.chunks[: size.chunks])
@@ -171,10 +176,30 @@ def make_schedule(
     return whole._replace(chunks=tuple(chunks), rows=tuple(rows))
 
 
+def let_carry(schedule: Schedule, carried: int) -> Schedule:
+    """The Schedule of rollouts in which the rows of `carried` of the prompts go on where an earlier step left them.
+
+    All rows decode in one batch. Rows without tokens begin behind the longest carried row, so that a second chunk may
+    be needed, of as many columns. Raises BadInput when the budget does not hold all rows in both.
+    """
+    columns = sum(schedule.chunks)
+    schedule = schedule._replace(chunks=(columns, columns), carried=carried)
+    if not schedule.fits(*schedule.whole_batch):
+        raise BadInput(
+            'rollout.cache_gib',
+            schedule.budget / 2**30,
+            'does not hold all rows under way at once, as collection.in_flight needs: they take '
+            f'{schedule.peak_bytes(*schedule.whole_batch) / 2**30:.3g}; raise it, or lower collection.in_flight',
+        )
+    return schedule
+
+
 def reachable_programs(schedule: Schedule) -> list[ProgramKey]:
     """Lists every program that a rollout may need from its first token on, for completions of any lengths."""
     first = schedule.fresh_batch()
     keys = dict.fromkeys((WEIGHTS, STATE, REMAINING, schedule.key('open', first)))
+    if schedule.carried:
+        keys = dict.fromkeys((WEIGHTS, RESUMED_STATE, REMAINING, schedule.key('carry', first)))
     unvisited, visited = [first], set()
     if not schedule.fits(*schedule.whole_batch):
         for chunks in range(1, len(schedule.chunks) + 1):
@@ -187,6 +212,8 @@ def reachable_programs(schedule: Schedule) -> list[ProgramKey]:
             continue
         visited.add(size)
         keys[schedule.key('decode', size)] = None
+        if schedule.carried:
+            keys[schedule.wake_key(size)] = None
         # between two segments a batch may grow by a chunk, or shrink
         if size.chunks < len(schedule.chunks):
             admitting = schedule.admitting_batch(size)

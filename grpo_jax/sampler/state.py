@@ -208,21 +208,11 @@ def resume_rows(
     count = jnp.where(state.unfinished, state.count, -1)
     chosen = jnp.argsort(-count, stable=True)[:rows].astype(jnp.int32)  # i32[R]
     live = count[chosen] >= 0
-    prompts_RQ, prompt_mask_RQ = state.prompts.tokens[chosen // state.group], state.prompts.mask[chosen // state.group]
     start = length - jnp.where(live, state.count[chosen], 0)
-
-    # S own columns: column s of a row holds the (s - start)-th token of [last prompt token, the row's tokens]
-    total = sum(-(-size // cache_format.block) * cache_format.block for size in columns)
-    index_RS = jnp.arange(total) - start[:, None]
-    inputs = jnp.concatenate([prompts_RQ[:, -1:], state.tokens[chosen]], 1)
-    tokens_RS = jnp.take_along_axis(inputs, jnp.clip(index_RS, 0, inputs.shape[1] - 1), 1)
-    mask_RS = (index_RS >= 0) & (jnp.arange(total) < length)
-    tokens_RT = jnp.concatenate([prompts_RQ[:, :-1], tokens_RS], 1)
-    mask_RT = jnp.concatenate([prompt_mask_RQ[:, :-1], mask_RS], 1)
-
-    queries = prompts_RQ.shape[1]
+    queries = state.prompts.tokens.shape[1]
     empty = [cache_format.empty_prompts(model_config, rows, queries)]
     empty += [cache_format.empty(model_config, rows, size) for size in columns]
+    tokens_RT, mask_RT = _read_own_columns(state, chosen, start, length, [chunk.columns for chunk in empty[1:]])
     widths = (queries - 1, *(chunk.columns for chunk in empty[1:]))
     prompt_cache, *chunks = _prefill(params, tokens_RT, mask_RT, model_config, tuple(empty), widths, attend_by)
     cache = kv_cache.KVCache(
@@ -251,6 +241,64 @@ def count_remaining(state: RolloutState) -> Remaining:
         jnp.max(jnp.where(unfinished, state.count, 0)),
         jnp.sum(state.count, dtype=jnp.int32),
     )
+
+
+def _read_own_columns(state, chosen, start, length, columns):
+    """(tokens i32[R, Q - 1 + S], mask) of the chosen rows i32[R]: their prompts, then S own columns up to `length`.
+
+    start i32[R]: the own column of a row's last prompt token. columns: of each chunk; S is their sum.
+    """
+    prompts_RQ, mask_RQ = (x[chosen // state.group] for x in (state.prompts.tokens, state.prompts.mask))
+    # own column s of a row holds the (s - start)-th token of [last prompt token, the row's tokens]
+    total = sum(columns)
+    index_RS = jnp.arange(total) - start[:, None]
+    inputs = jnp.concatenate([prompts_RQ[:, -1:], state.tokens[chosen]], 1)
+    tokens_RS = jnp.take_along_axis(inputs, jnp.clip(index_RS, 0, inputs.shape[1] - 1), 1)
+    mask_RS = (index_RS >= 0) & (jnp.arange(total) < length)
+    tokens_RT = jnp.concatenate([prompts_RQ[:, :-1], tokens_RS], 1)
+    return tokens_RT, jnp.concatenate([mask_RQ[:, :-1], mask_RS], 1)
+
+
+def open_carried(
+    params: Any,
+    state: RolloutState,
+    length: Number,
+    model_config: Any,
+    options: Sampling,
+    cache_format: CacheFormat,
+    sizes: tuple[int, int, int],
+    attend_by: str,
+) -> DecodeBatch:
+    """The DecodeBatch of all rows, of which those of the first prompts may have tokens of earlier steps.
+
+    These tokens are prefilled, right-aligned, so that they end before own column `length`; rows without tokens begin
+    there. sizes are the numbers of prompts and of those that may have tokens, and the columns of the first chunk.
+    """
+    prompts, carried, columns = sizes
+    batch = open_batch(params, state, 0, model_config, options, cache_format, (prompts, columns), attend_by)
+    chosen = jnp.arange(carried * state.group, dtype=jnp.int32)
+    start = length - jnp.where(state.unfinished, state.count, 0)[chosen]
+    queries = state.prompts.tokens.shape[1]
+    empty = (
+        cache_format.empty_prompts(model_config, len(chosen), queries),
+        cache_format.empty(model_config, len(chosen), columns),
+    )
+    tokens_RT, mask_RT = _read_own_columns(state, chosen, start, length, [empty[1].columns])
+    widths = queries - 1, empty[1].columns
+    _, own = _prefill(params, tokens_RT, mask_RT, model_config, empty, widths, attend_by)
+    chunk = jax.tree.map(
+        lambda whole, rows: jax.lax.dynamic_update_slice_in_dim(whole, rows, 0, 2), batch.cache.chunks[0], own
+    )
+    length = jnp.asarray(length, jnp.int32)
+    starts = jnp.concatenate([start, jnp.full(batch.rows.shape[0] - len(chosen), length)])
+    cache = batch.cache.replace(chunks=(chunk,), start=starts, length=length)
+    return _read_rows(cache, state, batch.rows, jnp.ones_like(batch.live), model_config, options)
+
+
+def wake_rows(batch: DecodeBatch, state: RolloutState, tokens: Number) -> tuple[DecodeBatch, RolloutState]:
+    """(DecodeBatch, RolloutState) in which rows that paused at their limit may get so many tokens more."""
+    state = state.replace(limit=jnp.minimum(state.limit + tokens, state.tokens.shape[1]))
+    return batch.replace(live=state.unfinished[batch.rows]), state
 
 
 def choose_rows(batch: DecodeBatch, size: int) -> tuple[DecodeBatch, Int[Array, ' M']]:

@@ -121,7 +121,7 @@ def test_no_gradient_of_a_frozen_matrix_is_computed(policy):
     matrices = {shape for shape in matrices if len(shape) > 1} | {(c.width, c.vocab_size)}
 
     def products(options):
-        text = str(learner_of(c, options=options).update.traced.jaxpr)
+        text = str(learner_of(c, options=options).update.program.traced.jaxpr)
         shapes = re.findall(r':f32\[([0-9,]+)\] = dot_general', text)
         return {tuple(sorted(map(int, shape.split(',')))) for shape in shapes}
 
@@ -131,7 +131,7 @@ def test_no_gradient_of_a_frozen_matrix_is_computed(policy):
 
 def test_without_a_rank_the_programs_are_the_same_texts(policy):
     plain, named = (
-        learner_of(policy[0], options=options).update.traced.lower().as_text()
+        learner_of(policy[0], options=options).update.program.traced.lower().as_text()
         for options in (lora.OFF, LoraOptions(rank=0, alpha=3.0, targets='wq'))
     )
     assert plain == named
@@ -228,7 +228,7 @@ def test_a_base_in_int8_takes_a_quarter_and_is_never_whole_as_floats(policy):
     def used(options):
         learner = learner_of(c, options=options, microbatches=4)
         base = [w.base for w in learner.state.params['layers'].values() if isinstance(w, Adapted)]
-        memory = learner.update.compile().memory
+        memory = learner.update.program.compile().memory
         bases = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(base))
         return memory.argument_size_in_bytes, memory.temp_size_in_bytes, bases
 
@@ -254,7 +254,7 @@ def test_the_reference_takes_no_second_base(policy):
     def memory(preset, options=OPTIONS):
         learner = learner_of(c, options=options, preset=preset, minibatches=2, microbatches=4)
         adapters, frozen = (sum(4 * x.size for x in jax.tree.leaves(x)) for x in lora.split(learner.state.params))
-        used = learner.update.compile().memory
+        used = learner.update.program.compile().memory
         return used.argument_size_in_bytes, used.temp_size_in_bytes, learner.state.ref_params, adapters, frozen
 
     arguments, temporary, reference, adapters, base = memory('deepseek_r1')

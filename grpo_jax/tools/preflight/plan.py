@@ -254,7 +254,7 @@ def list_jobs(plan):
     state, param_bytes = plan.state_bytes()
     rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.over_rows(run.mesh)))
     jobs = [
-        Job('learner.update', 'update', lambda: learner.update.traced, 0, runs=1),
+        Job('learner.update', 'update', lambda: learner.update.program.traced, 0, runs=1),
         Job('learner.initial', 'start', lambda: learner.initial.program.trace(trained), compiled.device_bytes(frozen)),
     ]
     # passes over the batch: of the policy, of a reference, and of both when a KL is measured that no loss reads
@@ -276,7 +276,7 @@ def list_jobs(plan):
         jobs.append(Job('teacher', 'logprobs', lambda: scorer.traced, alive, arguments=False, runs=1))
     if settings.supervised.updates:
         cold = supervised.make_supervised_learner(run)
-        jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.traced, 0, holds=()))
+        jobs.append(Job('cold start: learner.update', 'cold start', lambda: cold.update.program.traced, 0, holds=()))
     reads = algorithm.source in READ_FROM_DATA
     phase = 'evaluation' if reads else 'rollout'
     more, sizes = sampler_jobs(plan.engine, phase, state + plan.fetched_reference_bytes(), param_bytes)

@@ -1,0 +1,191 @@
+"""Rows that go on in the next step: a step does not wait for its longest completion.
+
+Besides the P groups that a step learns from, collection.in_flight groups are under way. In a step every unfinished row
+gets equally many tokens: the least multiple of the sampler's CUT at which P groups are complete, and all groups that
+were admitted collection.max_age steps ago. The first P complete ones, in the order of admission, are learned from. The
+others go on in the next step, under its weights, and their tokens are prefilled anew. So which groups a step learns
+from, and which policy has sampled a token, depend on the completions' lengths and the order of the data alone.
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpo_jax import rewards
+from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, Progress
+from grpo_jax.collect.pending import Pending, PendingGroup, blank_rewards, ended_rows, pack_groups, stack, unpack_groups
+from grpo_jax.hosts import processes
+from grpo_jax.sharding import batches
+from grpo_jax.sharding.mesh import ROW_AXES
+from grpo_jax.types import Prompts, Rollout, TrainState
+
+
+def make_carry(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+    """Makes collect(state, progress) -> (Draw, TrainState) for steps whose unfinished groups go on in the next step."""
+    options, sampling, engine = drawer.options, drawer.sampling, drawer.engine
+    assert engine is not None, 'completions are sampled'
+    prompts, size, carried = drawer.prompts, drawer.shapes.group_size, options.in_flight
+    examples, key = drawer.dataset.examples, jax.random.key(drawer.seed)
+    order = deal(prompts, carried, batches.devices_along(drawer.mesh, ROW_AXES))
+
+    def collect(state, progress):
+        step = int(state.step)
+        groups = load_groups(state.pending, drawer)
+        chosen, aux = drawer.choose(step, dict(state.aux), count=prompts + carried - len(groups))
+        groups += admit(drawer, chosen.indices, step, int(state.aux['position']))
+        dealt = [groups[place] for place in order]
+        own = [examples[group.index] for group in dealt]
+        stream = rewards.RewardStream(
+            drawer.reward_functions._replace(tolerant=step > 0), own, size, drawer.tokenizer, sampling.stop_tokens
+        )
+        aged = np.array([0 < options.max_age <= step - group.since for group in dealt])
+
+        def enough(ended):
+            complete = ended.reshape(-1, size).all(1)
+            return complete.sum() >= prompts and complete[aged].all()
+
+        before = stack([group.rollout for group in dealt])
+        first = np.array([group.first for group in dealt], np.int32)
+        on_devices, waiting_for = batches.put_rows((before, as_prompts(drawer, dealt)), drawer.mesh)
+        rollout, stats = engine.go_on(
+            state.params, on_devices, waiting_for.replace(first=first), key, step, enough,
+            finished=stream.add, progress=progress,
+        )  # fmt: skip
+        after, places = processes.fetch(rollout), np.argsort(order)  # the place of each group
+        groups = [group._replace(rollout=rows_of(after, places[i], size)) for i, group in enumerate(groups)]
+        settle = functools.cache(lambda: add_rewards(groups, stream, places, size))
+        complete = [place for place, group in enumerate(groups) if group.complete]
+        taken = complete[:prompts]
+        left = [place for place in range(len(groups)) if place not in taken]
+
+        def finish_rewards():
+            return stack([settle()[place].rewarded for place in taken])
+
+        learned = [groups[place] for place in taken]
+        draw = Draw(
+            [examples[group.index] for group in learned],
+            batches.put_rows(stack([group.rollout for group in learned]), drawer.mesh),
+            functools.cache(finish_rewards),
+            counts=count_ages(learned, before, step, waiting=len(complete) - prompts),
+            stats=stats,
+            streams=[stream],
+        )
+        indices = np.array([group.index for group in learned])
+        draw, aux = drawer.count_passes(draw, ChosenPrompts(indices, 0), aux)
+        pending = Pending(
+            lambda: {'carried': pack_groups([settle()[place] for place in left])},
+            lambda: [settle()[place] for place in left],
+        )
+        return draw, state.replace(aux=aux, pending=pending)
+
+    return collect
+
+
+def deal(prompts: int, carried: int, shards: int) -> list[int]:
+    """Which group stands in each place of the engine: for every shard its part of the carried ones, then of the new.
+
+    Groups are numbered in the order of admission, so the first `carried` are those that may have tokens.
+    """
+    order = []
+    for shard in range(shards):
+        order += range(shard * carried // shards, (shard + 1) * carried // shards)
+        order += range(carried + shard * prompts // shards, carried + (shard + 1) * prompts // shards)
+    return order
+
+
+def load_groups(pending: Any, drawer: Drawer) -> list[PendingGroup]:
+    """The groups under way when a step begins, in the order of admission; waits for the rewards of finished rows."""
+    if pending is None:
+        return []
+    if isinstance(pending, Pending):
+        return pending.value()
+    return unpack_groups(pending['carried'], drawer.dataset, drawer.sampling.pad_token)[0]
+
+
+def add_rewards(
+    groups: Sequence[PendingGroup], stream: rewards.RewardStream, places: Sequence[int] | np.ndarray, size: int
+) -> list[PendingGroup]:
+    """The groups with the rewards of the rows that have ended in this step; all processes must call it.
+
+    stream: judges them, by row of the engine; places: which place of the engine each group of `size` rows has.
+    """
+    results = processes.gather_rows(stream.rows, stream.results())
+    numbers = processes.gather_rows(stream.rows, np.array(stream.rows, int))
+    settled = []
+    for group, place in zip(groups, places, strict=True):
+        new = np.flatnonzero(numbers // size == place)
+        rows, judged = numbers[new] % size, group.judged.copy()
+        rewarded = blank_rewards(results, size) if group.rewarded is None else jax.tree.map(np.copy, group.rewarded)
+        for whole, known in zip(jax.tree.leaves(rewarded), jax.tree.leaves(results), strict=True):
+            whole[rows] = known[new]
+        judged[rows] = True
+        settled.append(group._replace(judged=judged, rewarded=rewarded))
+    return settled
+
+
+def rows_of(rollout: Rollout, place: int | np.integer, size: int) -> Rollout:
+    """The rows of the group in a place of a rollout on the host."""
+    return jax.tree.map(lambda x: x[place * size : (place + 1) * size], rollout)
+
+
+def admit(drawer: Drawer, indices: Sequence[int] | np.ndarray, step: int, position: int) -> list[PendingGroup]:
+    """Groups without tokens for the examples of these indices, which a step admits from a place in the data's order."""
+    size, (queries, columns) = drawer.shapes.group_size, drawer.shapes[2:]
+    first = drawer.count_earlier_samples(np.asarray(indices))
+    _, prompts = drawer.pick_prompts(indices)
+    groups = []
+    for place, index in enumerate(np.asarray(indices).tolist()):
+        tokens = np.full((size, queries + columns), drawer.sampling.pad_token, np.int32)
+        tokens[:, :queries] = prompts.tokens[place]
+        version = np.zeros((size, columns), np.int32)
+        version[:, 0] = step  # which chooses the noise, and becomes the version of the first token
+        rollout: Any = Rollout(
+            tokens=tokens,
+            prompt_mask=np.repeat(prompts.mask[place : place + 1], size, 0),
+            completion_mask=np.zeros((size, columns), bool),
+            forced=np.zeros((size, columns), bool),
+            logprobs=np.zeros((size, columns), np.float32),
+            truncated=np.ones(size, bool),
+            version=version,
+        )
+        groups.append(PendingGroup(index, step, int(first[place]), position + place, rollout, np.zeros(size, bool)))
+    return groups
+
+
+def as_prompts(drawer: Drawer, groups: Sequence[PendingGroup]) -> Prompts:
+    """The Prompts of groups under way, with the tokens that they had when the groups were admitted."""
+    rollout, queries = stack([group.rollout for group in groups]), drawer.shapes.queries
+    size, start = drawer.shapes.group_size, drawer.sampling.thinking_start
+    examples = [drawer.dataset.examples[group.index] for group in groups]
+    prompts: Any = Prompts(
+        rollout.tokens[::size, :queries],
+        rollout.prompt_mask[::size],
+        np.array([example.id for example in examples], np.int32),
+        thinking=np.array([example.begun.startswith(start) for example in examples]) if start else None,
+    )
+    return prompts
+
+
+def count_ages(groups: Sequence[PendingGroup], before: Rollout, step: int, waiting: int) -> dict[str, float]:
+    """Metrics by name of the groups that a step learns from, and of the rows that it had under way.
+
+    before: all rows under way, as they were when the step began; waiting: complete groups that are left for later.
+    """
+    ages = np.array([step - group.since for group in groups])
+    mask, version = (
+        np.concatenate([getattr(group.rollout, name) for group in groups]) for name in ('loss_mask', 'version')
+    )
+    token_ages = (step - version)[mask]
+    carried = before.completion_mask.any(1) & ~ended_rows(before)
+    return {
+        'group_age': float(ages.mean()),
+        'group_age_most': int(ages.max()),
+        'token_age_most': int(token_ages.max(initial=0)),
+        'carried_rows': float(carried.mean()),
+        'carried_tokens': float((token_ages > 0).mean()) if len(token_ages) else 0.0,
+        'prefilled_again': int(before.completion_mask[carried].sum()),
+        'groups_waiting': waiting,
+    }
