@@ -1,17 +1,10 @@
 """Rows that go on in the next step: which groups a step learns from, and that a resumed run does the same."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_jax import train
-from grpo_jax.collect.carry import deal, load_groups
-from grpo_jax.collect.pending import Pending
-from grpo_jax.collect.select import make_collector
-from grpo_jax.errors import BadInput
-from grpo_jax.learner.programs import make_learner
-from grpo_jax.run.open import make_run_learner, open_run, open_splits
 from grpo_jax.sampler import engine as engines
 from tests import tiny_run
 
@@ -27,14 +20,6 @@ def cut(monkeypatch):
     monkeypatch.setattr(engines, 'CUT', 4)
 
 
-def begin(config, workdir):
-    """(the Collector of a run, its first TrainState)."""
-    run = open_run(config, str(workdir))
-    collector = make_collector(run, open_splits(run))
-    learner = make_run_learner(run, collector.aux)
-    return run, collector, learner.initial(run.model.read_params()) if hasattr(run.model, 'read_params') else None
-
-
 def test_every_group_is_learned_from_once_in_the_order_of_admission_among_the_complete(tmp_path):
     config = tiny_run.config(steps=6, **CARRIED)
     state = train.run(config, str(tmp_path))
@@ -45,12 +30,21 @@ def test_every_group_is_learned_from_once_in_the_order_of_admission_among_the_co
     assert any(row['carried_tokens'] > 0 for row in rows)
 
 
-def test_a_resumed_run_is_the_same(tmp_path):
-    config = tiny_run.config(steps=6, **CARRIED)
+@pytest.mark.parametrize(
+    'changes',
+    [
+        dict(),
+        dict(collection__in_flight=0, collection__staleness=1),
+        dict(collection__staleness=2, collection__retire_above=0.5),
+        dict(collection__in_flight=0, collection__staleness=1, preset='dapo', collection__max_draws=2),
+    ],
+    ids=['carried', 'stale', 'both', 'resampled'],
+)
+def test_a_resumed_run_is_the_same(changes, tmp_path):
+    config = tiny_run.config(steps=6, **CARRIED | changes)
     straight = train.run(config, str(tmp_path / 'straight'))
     for config.steps in (2, 4, 6):
         resumed = train.run(config, str(tmp_path / 'parts'))
     assert tiny_run.rows(tmp_path / 'parts') == tiny_run.rows(tmp_path / 'straight')
     jax.tree.map(np.testing.assert_array_equal, straight.replace(pending=None), resumed.replace(pending=None))
-    packed = [state.pending.pack()['carried'] for state in (straight, resumed)]
-    np.testing.assert_array_equal(*packed)
+    jax.tree.map(np.testing.assert_array_equal, straight.pending.pack(), resumed.pending.pack())

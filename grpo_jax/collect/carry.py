@@ -72,9 +72,8 @@ def make_carry(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, T
             counts=count_ages(learned, before, step, waiting=len(complete) - prompts),
             stats=stats,
             streams=[stream],
+            chosen=ChosenPrompts(np.array([group.index for group in learned]), 0, learned[0].position),
         )
-        indices = np.array([group.index for group in learned])
-        draw, aux = drawer.count_passes(draw, ChosenPrompts(indices, 0), aux)
         pending = Pending(
             lambda: {'carried': pack_groups([settle()[place] for place in left])},
             lambda: [settle()[place] for place in left],

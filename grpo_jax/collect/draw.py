@@ -31,6 +31,14 @@ from grpo_jax.types import Prompts, Rollout, TrainState
 Progress = Callable[[int, int, int], Any]  # see sampler.engine
 
 
+class ChosenPrompts(NamedTuple):
+    """The prompts of a draw, as indices of the data set's examples; the first `revisits` are retired prompts."""
+
+    indices: Int[np.ndarray, ' P']
+    revisits: int
+    position: int  # in the data's order, from which they would be chosen again
+
+
 class Draw(NamedTuple):
     """The completions of a step's next prompts; their rewards may be unfinished until finish_rewards() returns them."""
 
@@ -41,6 +49,7 @@ class Draw(NamedTuple):
     sizes: Int[np.ndarray, ' P'] | None = None  # completions of each group; None: each block is a group
     stats: Stats | None = None  # of the sampler's last rollout; None: completions were read from the data
     streams: Sequence[rewards.RewardStream] = ()  # that computed the rewards while the sampler decoded
+    chosen: ChosenPrompts | None = None  # the prompts, where passes are counted when the step learns from them
 
     @property
     def grouping(self) -> Grouping:
@@ -57,13 +66,6 @@ class Draw(NamedTuple):
     def fetch_tokens(self):
         """(tokens i32[B, T], completion_mask bool[B, C]) on the host."""
         return processes.fetch((self.rollout.tokens, self.rollout.completion_mask))
-
-
-class ChosenPrompts(NamedTuple):
-    """The prompts of a draw, as indices of the data set's examples; the first `revisits` are retired prompts."""
-
-    indices: Int[np.ndarray, ' P']
-    revisits: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Drawer:
         else:
             first = self.count_earlier_samples(indices)
             draw = self.sample(state, *self.pick_prompts(indices), progress, first=first, index=index)
-        return self.count_passes(draw, chosen, aux, index)
+        return draw._replace(chosen=chosen), aux
 
     def choose(
         self, step: int, aux: dict[str, Any], index: int = 0, count: int | None = None
@@ -126,7 +128,8 @@ class Drawer:
         fresh, position = data.walk(
             self.seed, int(aux['position']), count - len(revisits), retired, self.dataset.sources
         )
-        return ChosenPrompts(np.concatenate([revisits, fresh]), len(revisits)), aux | {'position': jnp.int32(position)}
+        chosen = ChosenPrompts(np.concatenate([revisits, fresh]), len(revisits), int(aux['position']))
+        return chosen, aux | {'position': jnp.int32(position)}
 
     def sample(
         self, state: TrainState, examples: list[Example], prompts: Prompts, progress: Progress, *, first: Any, index=0

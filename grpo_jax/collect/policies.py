@@ -116,6 +116,8 @@ def check_decoded(learning: Learning, sampling: Sampling, options: CollectOption
         f'collection.source = {algorithm.source}': algorithm.source in ('reference', *READ_FROM_DATA),
         f'collection.dead_groups = {options.dead_groups}': options.dead_groups in ('resample', 'replay'),
         f'collection.allocation = {options.allocation}': options.allocation != 'equal',
+        f'collection.in_flight = {options.in_flight}': options.in_flight > 0,
+        f'collection.staleness = {options.staleness}': options.staleness > 0,
         'rollout.weights_dtype = int8': sampling.weights_dtype == 'int8',
         'rollout.cache_dtype = int8': sampling.cache_dtype == 'int8',
     }

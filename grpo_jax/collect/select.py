@@ -27,6 +27,7 @@ from grpo_jax.sampler.engine import Engine, make_sampler
 from grpo_jax.sharding import batches
 from grpo_jax.types import Rollout, TrainState
 
+EXCHANGED = ('resample', 'replay')  # what happens to dead groups, where other groups take their places
 Carry = TypeVar('Carry')
 
 
@@ -64,12 +65,17 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     if options.allocation == 'uncertainty':
         xrpo = importlib.import_module('grpo_jax.collect.xrpo')
         collect = xrpo.make_rounds(drawer, settings.data.prompt_format)
+    elif options.dead_groups in EXCHANGED:
+        collect = make_exchange(drawer)
     elif options.in_flight:
         collect = importlib.import_module('grpo_jax.collect.carry').make_carry(drawer)
-    elif options.dead_groups in ('resample', 'replay'):
-        collect = make_exchange(drawer)
     else:
         collect = make_single_draw(drawer)
+    if options.staleness:
+        schedule = importlib.import_module('grpo_jax.collect.schedule')
+        collect = schedule.sample_ahead(collect, drawer, options.staleness)
+    if options.counts_passes and options.allocation != 'uncertainty' and options.dead_groups not in EXCHANGED:
+        collect = count_learned(collect, drawer)
     programs = {} if engine is None else {'sample': engine}
     return Collector(collect, engine, dataset.examples, programs, abstract_aux(options, shapes, len(dataset.examples)))
 
@@ -82,6 +88,20 @@ def make_single_draw(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[D
         return draw, state.replace(aux=aux)
 
     return collect
+
+
+def count_learned(
+    collect: Callable[[TrainState, Progress], tuple[Draw, TrainState]], drawer: Drawer
+) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+    """Makes collect(state, progress) that also counts the passes of the prompts that the step learns from."""
+
+    def collect_and_count(state, progress):
+        draw, state = collect(state, progress)
+        assert draw.chosen is not None, 'no prompts without a choice'
+        draw, aux = drawer.count_passes(draw, draw.chosen, dict(state.aux))
+        return draw, state.replace(aux=aux)
+
+    return collect_and_count
 
 
 class Group(NamedTuple):
@@ -168,6 +188,7 @@ def make_exchange(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw
         def draw_groups(carry, index):
             aux, draws = carry
             draw, aux = drawer.draw(state, aux, index, progress)
+            draw, aux = drawer.count_passes(draw, draw.chosen, aux, index)
             return split_groups(draw, step, options.gate), (aux, [*draws, draw])
 
         kept: list[Group] = []
@@ -191,7 +212,8 @@ def make_exchange(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw
         }
         draw = concatenate(groups, drawer.mesh)
         streams = [stream for each_draw in draws for stream in each_draw.streams]
-        return draw._replace(counts=counts, stats=draws[-1].stats, streams=streams), state.replace(aux=aux)
+        draw = draw._replace(counts=counts, stats=draws[-1].stats, streams=streams, chosen=draws[0].chosen)
+        return draw, state.replace(aux=aux)
 
     return collect
 

@@ -132,7 +132,8 @@ class Context(NamedTuple):
             updates=learner['epochs'] * learner['minibatches'],
             source=collection['source'],
             taught=bool(config['teacher']['path']),
-            stale=bool(collection['max_staleness']) or collection['source'] != 'policy',
+            stale=any(collection[key] for key in ('max_staleness', 'in_flight', 'staleness'))
+            or collection['source'] != 'policy',
             exact=config['model']['dtype'] == 'float32',
             quantized=bool(rollout['cache_dtype'] or rollout['weights_dtype']),
             chat=config['data']['chat'],

@@ -111,13 +111,14 @@ def _largest(rows, name):
 def sampler_mismatch(rows: Rows, context: Context) -> Sign | None:
     """The sampler's and the learner's logprobs differ by more than rounding explains."""
     options, count = context.options, context.options.patience
-    gaps, sizes = last_values(rows, 'sampler_gap_mean', count), last_values(rows, 'sampler_ess', count)
-    if context.stale or gaps is None:
+    name = 'fresh_gap_mean' if context.stale else 'sampler_gap_mean'
+    gaps, sizes = last_values(rows, name, count), [] if context.stale else last_values(rows, 'sampler_ess', count)
+    if gaps is None:
         return None
     wide, poor = min(gaps) >= options.sampler_gap, bool(sizes) and max(sizes) <= options.sampler_ess
     if not wide and not poor:
         return None
-    evidence = f'sampler_gap_mean {format_number(gaps[-1])} nats a token'
+    evidence = f'{name} {format_number(gaps[-1])} nats a token'
     evidence += f', sampler_ess {sizes[-1]:.2f}' if sizes else ''
     answer = '' if context.correction == 'none' else 'corrected'
     answer = 'int8' if context.quantized else 'exact' if context.exact else answer

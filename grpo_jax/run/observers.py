@@ -70,6 +70,9 @@ def make_observers(run: Any, learner: Learner) -> Observers:
         programs['reference'] = metrics
     if log.probe_every:
         observers.append(Probe(learner, shapes, log.probe_every, log.probe_prompts, run.mesh).observe)
+    collection = run.settings.collection
+    if collection.in_flight or collection.staleness:
+        observers.append(observe_agreement(learner, collection.staleness))
     if observers:
         programs['logprobs'] = learner.scorer
 
@@ -95,6 +98,29 @@ def observe_reference(scorer: Executable, metrics: Executable, every: int) -> Ob
         rollout = experience.rollout
         policy, reference = (scorer(params, rollout, packed) for params in (state.params, fetch_reference(state)))
         return state, jax.device_get(metrics(policy.logprobs, reference.logprobs, rollout.loss_mask))
+
+    return observe
+
+
+def observe_agreement(learner: Learner, staleness: int) -> Observe:
+    """An Observe function that compares sampler and learner over the tokens that this step's weights have sampled.
+
+    Other metrics compare the learner's logprobs with those of tokens that earlier weights have sampled. With staleness
+    the tokens are those of the newest draw, which a later step learns from.
+    """
+
+    def observe(state, experience, packed, draw):
+        rollout, logprobs = experience.rollout, experience.old_logprobs
+        if staleness:
+            rollout, logprobs = state.pending.value[0][-1].rollout, None
+            packed = learner.pack(rollout)
+        if logprobs is None:
+            logprobs = learner.scorer(state.params, rollout, packed).logprobs
+        arrays = logprobs, rollout.logprobs, rollout.loss_mask, rollout.version
+        by_learner, by_sampler, mask, version = processes.fetch(arrays)
+        gap = np.abs(by_learner - by_sampler)[mask & (version == int(state.step) + staleness)]
+        mean, most = (gap.mean(dtype=np.float64), gap.max()) if len(gap) else (np.nan, np.nan)
+        return state, {'fresh_gap_mean': mean, 'fresh_gap_max': most}
 
     return observe
 

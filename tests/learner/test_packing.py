@@ -195,7 +195,8 @@ def test_shared_prompts_save_a_third_of_the_operations():
     shapes = batches.Shapes(prompts=2, group_size=8, queries=128, tokens=128)
     padded, packed = (
         flops.count(
-            small_learner(c, 'dr_grpo', {}, shapes=shapes, chunk=1024, **options).update.program.traced.jaxpr, trip_counts=(1,)
+            small_learner(c, 'dr_grpo', {}, shapes=shapes, chunk=1024, **options).update.program.traced.jaxpr,
+            trip_counts=(1,),
         )
         for options in ({}, dict(pack_columns=9 * 128, pack_rows=2))
     )

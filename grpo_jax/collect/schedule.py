@@ -1,0 +1,105 @@
+"""Staleness as a schedule: a step learns from completions of the policy of `collection.staleness` steps before.
+
+In step t the completions of step t + k are sampled, by the policy before update t, and then those of step t are learned
+from; the first policy samples the completions of steps 0 to k. Meanwhile the rewards of the completions that wait are
+computed. Nothing here looks at a clock: which policy samples what is a function of the step.
+
+Inside, the number of a draw stands for the step, so that draws have their own noise; the step whose weights sampled a
+token, Rollout.version, is the draw's number less k, and at least 0.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, Progress
+from grpo_jax.collect.pending import Pending, PendingGroup, pack_groups, stack, unpack_groups
+from grpo_jax.hosts import processes
+from grpo_jax.models import lora
+from grpo_jax.sampler.engine import Stats
+from grpo_jax.sharding import batches
+from grpo_jax.types import TrainState
+
+Collect = Callable[[TrainState, Progress], tuple[Draw, TrainState]]
+
+
+def sample_ahead(collect: Collect, drawer: Drawer, staleness: int) -> Collect:
+    """Makes collect(state, progress) -> (Draw, TrainState) for steps that learn from completions sampled before.
+
+    collect: samples the completions of one step, whose number it reads from state.step.
+    """
+
+    def collect_ahead(state, progress):
+        step, (draws, inner) = int(state.step), load_draws(state.pending, drawer)
+        sampled = state.replace(pending=inner)
+        for number in range(step + len(draws), step + staleness + 1):
+            draw, sampled = collect(sampled.replace(step=jnp.int32(number)), progress)
+            draws.append(draw)
+        draw, *waiting = draws
+        pending = Pending(lambda: pack_draws(waiting, sampled.pending, drawer), (waiting, sampled.pending))
+        version = jnp.maximum(draw.rollout.version - staleness, 0)
+        return draw._replace(rollout=draw.rollout.replace(version=version)), state.replace(
+            aux=sampled.aux, pending=pending
+        )
+
+    return collect_ahead
+
+
+def load_draws(pending: Any, drawer: Drawer) -> tuple[list[Draw], Any]:
+    """(the draws that wait, in the order of their steps; what is pending inside the draws)."""
+    if pending is None:
+        return [], None
+    if isinstance(pending, Pending):
+        draws, inner = pending.value
+        return list(draws), inner
+    names = sorted((name for name in pending if name.isdigit()), key=int)
+    inner = {name: data for name, data in pending.items() if name not in names}
+    return [unpack_draw(pending[name], drawer) for name in names], inner or None
+
+
+def pack_draws(draws: Sequence[Draw], inner: Any, drawer: Drawer) -> dict[str, np.ndarray]:
+    """What is pending as a checkpoint holds it: a draw under each number from 0, and what is pending inside the draws.
+
+    Waits for the rewards. All processes must call it.
+    """
+    packed = dict(inner) if isinstance(inner, dict) else inner.pack() if inner else {}
+    return packed | {str(number): pack_draw(draw, drawer) for number, draw in enumerate(draws)}
+
+
+def pack_draw(draw: Draw, drawer: Drawer) -> np.ndarray:
+    """A draw as the bytes of a checkpoint."""
+    index_of = {example.id: index for index, example in enumerate(drawer.dataset.examples)}
+    rollout, rewarded = processes.fetch(draw.rollout), draw.finish_rewards()
+    size, groups = len(rewarded.rewards) // len(draw.examples), []
+    for place, example in enumerate(draw.examples):
+        rows = slice(place * size, (place + 1) * size)
+        own, own_rewarded = jax.tree.map(lambda x, rows=rows: x[rows], (rollout, rewarded))
+        judged = np.ones(size, bool)
+        groups.append(PendingGroup(index_of[example.id], 0, 0, draw.chosen.position, own, judged, own_rewarded))
+    # without what a clock has measured
+    stats = dataclasses.asdict(draw.stats) | {'inspection': processes.fetch(draw.stats.inspection), 'seconds': np.nan}
+    return pack_groups(groups, {'counts': _plain(dict(draw.counts)), 'stats': _plain(stats)})
+
+
+def unpack_draw(data: np.ndarray, drawer: Drawer) -> Draw:
+    """The Draw of the bytes that pack_draw made."""
+    groups, note = unpack_groups(data, drawer.dataset, drawer.sampling.pad_token)
+    rewarded, stats = stack([group.rewarded for group in groups]), note['stats']
+    inspection = stats['inspection'] and lora.Inspection(*stats['inspection'])
+    return Draw(
+        [drawer.dataset.examples[group.index] for group in groups],
+        batches.put_rows(stack([group.rollout for group in groups]), drawer.mesh),
+        lambda: rewarded,
+        counts=note['counts'],
+        stats=Stats(**stats | {'inspection': inspection}),
+        chosen=ChosenPrompts(np.array([group.index for group in groups]), 0, groups[0].position),
+    )
+
+
+def _plain(tree):
+    """A tree with numbers that JSON can hold."""
+    return jax.tree.map(lambda x: x.item() if hasattr(x, 'item') else x, tree)
