@@ -128,7 +128,9 @@ def memory():
     model_config = dataclasses.replace(MODEL, vocab_size=151936, tie_embeddings=True)
     case = dict(prompts=16, group=8, queries=16, most=128)
     needed = {
-        chunk: build_learner(model_config, case, chunk=chunk, pack_columns=0).update.program.compile().memory.temp_size_in_bytes
+        chunk: build_learner(model_config, case, chunk=chunk, pack_columns=0)
+        .update.program.compile()
+        .memory.temp_size_in_bytes
         for chunk in (512, 16384)
     }
     print(
