@@ -4,7 +4,7 @@ python -m benchmarks.carried [--steps=8] [--in_flight=16] [--prompts=32] [--grou
 
 The sampler alone, with the model of benchmarks.rollout. The lengths of completions are simulated: log-normal, the same
 for a prompt and sample in both; the tokens are sampled, and their rewards are nothing. A step learns from equally many
-groups in both; the first two steps, which begin with nothing under way, do not count.
+groups in both; the first two steps, which compile and begin with nothing under way, do not count.
 """
 
 import argparse
@@ -78,7 +78,6 @@ def make_drawer(options, run, in_flight):
 def measure(options, run, in_flight):
     """Prints medians over the steps of what a step takes."""
     drawer, params = make_drawer(options, run, in_flight)
-    drawer.engine.compile()
     collect = make_carry(drawer) if in_flight else make_single_draw(drawer)
     state, rows = TrainState(jnp.int32(0), params, None, None, {'position': jnp.int32(0)}), []
     for step in range(options.steps + SKIPPED):

@@ -567,13 +567,17 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
     )  # fmt: skip
 
 
-def make_run_sampler(run: Run, shapes: Shapes, greedy: int = 0) -> Engine:
-    """The sampler of a Run for these shapes, which decodes the last `greedy` completions of each prompt greedily."""
+def make_run_sampler(run: Run, shapes: Shapes, greedy: int = 0, carried: int = 0) -> Engine:
+    """The sampler of a Run for these shapes, which decodes the last `greedy` completions of each prompt greedily.
+
+    carried: as of make_sampler.
+    """
     sampling, vocab_size = run.settings.sampling, run.model.config.vocab_size
     automata = stops.abstract_automata(sampling, vocab_size)  # only shapes, which do not depend on the tokenizer
     if run.model.tokenizer is not None:
         automata = stops.make_automata(sampling, run.model.tokenizer, vocab_size)
-    return make_sampler(run.model.config, run.mesh, shapes, sampling._replace(greedy=greedy), automata)
+    sampling = sampling._replace(greedy=greedy)
+    return make_sampler(run.model.config, run.mesh, shapes, sampling, automata, carried=carried)
 
 
 def make_weights(run: Run) -> Any:
@@ -634,6 +638,12 @@ def make_whole_policy(run: Run, trained: Any, path: str, workdir: str = '') -> A
     return lora.join(trained, frozen)
 
 
+# config keys on which the shapes of completions depend
+RESHAPING = {f'data.{name}' for name in ('prompts_per_step', 'max_prompt_tokens')} | {
+    f'rollout.{name}' for name in ('group_size', 'max_tokens')
+}
+
+
 def open_state(
     run: Run, checkpoints: Any, abstract: TrainState, initial: Callable[[Any], TrainState] | None = None
 ) -> TrainState | None:
@@ -649,6 +659,13 @@ def open_state(
             return checkpoint.read_tree(path, abstract)
         changes = steering.changes(run.workdir, run.settings.recorded) + run.contents.changes
         amended = steering.keys_amended_since(run.workdir, int(os.path.basename(path)), changes)
+        for key in sorted(amended & RESHAPING) if abstract.pending else ():
+            raise BadInput(
+                key,
+                'changed',
+                'completions of the sizes before are under way in the checkpoint; go on with the value before, or begin '
+                'a branch, which samples their prompts again: --branch=FOLDER',
+            )
         if not amended and not checkpoint.differs_in_observed(path, abstract):
             return checkpoint.read_tree(path, abstract)
         return checkpoint.read_fitting(path, abstract, initial, checkpoint.parts_to_reset(amended))

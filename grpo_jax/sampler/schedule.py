@@ -235,6 +235,8 @@ def largest_programs(schedule: Schedule) -> list[ProgramKey]:
     """
     size = schedule.fresh_batch()
     keys = [WEIGHTS, STATE, schedule.key('open', size)]
+    if schedule.carried:
+        keys = [WEIGHTS, RESUMED_STATE, schedule.key('carry', size)]
     while size.chunks < len(schedule.chunks):
         admitting = schedule.admitting_batch(size)
         if admitting != size:

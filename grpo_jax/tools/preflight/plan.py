@@ -88,7 +88,7 @@ class PlannedRun:
             return self.evaluation_engine
         settings = self.run.settings
         shapes = draw_shapes(settings.collection, self.shapes, settings.data.prompts_per_step)
-        return make_run_sampler(self.run, shapes)
+        return make_run_sampler(self.run, shapes, carried=settings.collection.in_flight)
 
     @functools.cached_property
     def evaluation_engine(self):
@@ -253,6 +253,7 @@ def list_jobs(plan):
     trained, frozen = lora.split(learner.state.params)
     state, param_bytes = plan.state_bytes()
     rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.over_rows(run.mesh)))
+    rollout *= 1 + settings.collection.staleness  # draws that wait stay on the devices
     jobs = [
         Job('learner.update', 'update', lambda: learner.update.program.traced, 0, runs=1),
         Job('learner.initial', 'start', lambda: learner.initial.program.trace(trained), compiled.device_bytes(frozen)),
@@ -261,6 +262,9 @@ def list_jobs(plan):
     scorings = bool(learner.scorer_fields - {'ref_logprobs'}) + ('ref_logprobs' in learner.scorer_fields)
     if settings.log.kl_every and not algorithm.needs_reference:
         scorings += 2 / settings.log.kl_every
+    collection = settings.collection
+    if collection.staleness or (collection.in_flight and 'old_logprobs' not in learner.scorer_fields):
+        scorings += 1  # compares the newest tokens with the sampler
     if scorings:
         fetched = plan.trained_bytes() * ('reference' in settings.learning.offload)
         alive = state + rollout + fetched
@@ -347,10 +351,12 @@ def sampler_jobs(engine, phase, state, params):
         alive, arguments, holds = state, True, ('state', *sizes)
         if key.kind == 'weights':
             alive, runs, holds = state - params, 1, ('state', 'weights')
-        elif key.kind == 'open':
+        elif key.kind in ('open', 'carry'):
             runs = times
         elif key.kind == 'decode':
-            segments = math.ceil(sum(engine.schedule.chunks) / engine.schedule.segment)
+            # a second chunk of carried rows is for those that begin behind the others, and no row decodes in both
+            columns = engine.schedule.chunks[: 1 if engine.schedule.carried else None]
+            segments = math.ceil(sum(columns) / engine.schedule.segment)
             runs = times * segments if cache_bytes[key] == sizes['cache'] else 0
             cache = batches_of[key].cache
             loops = not (spec.cache_format.flat or spec.cache_format.by_layer)  # over the cache's blocks
