@@ -3,7 +3,7 @@
 python -m benchmarks.carried [--steps=8] [--in_flight=16] [--prompts=32] [--group=8] [--mean=100] [--most=512]
 
 The sampler alone, with the model of benchmarks.rollout. The lengths of completions are simulated: log-normal, the same
-for a prompt and sample in both; the tokens are sampled, and their rewards are nothing. A step learns from equally many
+for a prompt and sample in both; the tokens are written instead of those that are drawn, which costs the same. A step learns from equally many
 groups in both; the first two steps, which compile and begin with nothing under way, do not count.
 """
 
@@ -37,12 +37,12 @@ CLOCKS = 'CPU-seconds', 'seconds'
 
 
 def end_at(engine, lengths, group):
-    """Makes an engine end each row at its length: a stop token is written there instead of a sampled one."""
+    """Makes an engine end each row at its length: all tokens are written, the stop token at the end."""
     columns = engine.programs.spec.shapes.tokens
 
     def given(prompts):
         own = lengths[np.asarray(prompts.ids)].reshape(-1)
-        return jnp.asarray(np.where(np.arange(columns) == own[:, None] - 1, STOP, -1), jnp.int32)
+        return jnp.asarray(np.where(np.arange(columns) == own[:, None] - 1, STOP, STOP + 1), jnp.int32)
 
     resume_state, new_state = engine.programs.resume_state, engine.programs.new_state
 

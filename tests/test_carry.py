@@ -1,11 +1,20 @@
 """Rows that go on in the next step: which groups a step learns from, and that a resumed run does the same."""
 
+import time
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import train
+from grpo_jax import data, train
+from grpo_jax.collect.select import make_collector
+from grpo_jax.errors import BadInput
+from grpo_jax.run import checkpoint
+from grpo_jax.run.open import make_policy, make_run_sampler, open_run, open_splits
+from grpo_jax.run.steering import Steering
 from grpo_jax.sampler import engine as engines
+from grpo_jax.types import TrainState
 from tests import tiny_run
 
 CARRIED = dict(
@@ -20,14 +29,135 @@ def cut(monkeypatch):
     monkeypatch.setattr(engines, 'CUT', 4)
 
 
-def test_every_group_is_learned_from_once_in_the_order_of_admission_among_the_complete(tmp_path):
-    config = tiny_run.config(steps=6, **CARRIED)
-    state = train.run(config, str(tmp_path))
-    rows = tiny_run.rows(tmp_path)
-    print(rows[-1])
-    assert int(state.aux['position']) == 4 * 6 + 4  # admitted = learned + under way
-    assert rows[0]['carried_rows'] == 0 and max(row['carried_rows'] for row in rows) > 0
-    assert any(row['carried_tokens'] > 0 for row in rows)
+def open_collector(tmp_path, **changes):
+    """(the Run of a tiny config, its Collector, a first TrainState with the policy alone)."""
+    run = open_run(tiny_run.config(**CARRIED | changes), str(tmp_path))
+    collector = make_collector(run, open_splits(run))
+    aux = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), collector.aux)
+    return run, collector, TrainState(jnp.int32(0), make_policy(run), None, None, aux)
+
+
+def collect_steps(collector, state, count):
+    """(the Draws of so many steps whose updates change nothing, the state behind them)."""
+    draws = []
+    for step in range(count):
+        draw, state = collector.collect(state.replace(step=jnp.int32(step)), lambda *_: None)
+        draws.append(draw)
+    return draws, state
+
+
+def rows_by_prompt(draws):
+    """{(id, visit): the rows of a prompt's group} of draws."""
+    groups, visits = {}, {}
+    for draw in draws:
+        rollout = jax.device_get(draw.rollout)
+        size = len(rollout.truncated) // len(draw.examples)
+        for place, example in enumerate(draw.examples):
+            rows = slice(place * size, (place + 1) * size)
+            visits[example.id] = visits.get(example.id, -1) + 1
+            groups[example.id, visits[example.id]] = jax.tree.map(lambda x, rows=rows: x[rows], rollout)
+    return groups
+
+
+def test_a_row_gets_the_tokens_that_it_would_have_had_without_the_pause(tmp_path):
+    # the policy does not change, so rows that were carried equal rows that one call samples to their end
+    run, collector, state = open_collector(tmp_path)
+    draws, state = collect_steps(collector, state, 5)
+    groups = rows_by_prompt(draws)
+    assert any((rows.version != rows.version[:, :1]).any() for rows in groups.values()), 'nothing was carried'
+    waiting = make_run_sampler(run, run.settings.step_shapes(run.algorithm)._replace(prompts=1))
+    splits, settings = open_splits(run), run.settings
+    places = {example.id: index for index, example in enumerate(splits.train.examples)}
+    for (number, _), rows in list(groups.items())[:6]:
+        _, prompts = data.prompts(splits.train, [places[number]], 6, settings.sampling.pad_token)
+        since = int(rows.version[0, 0])
+        whole = jax.device_get(waiting(state.params, prompts, jax.random.key(settings.seed), since))
+        np.testing.assert_array_equal(whole.tokens, rows.tokens)
+        np.testing.assert_array_equal(whole.completion_mask, rows.completion_mask)
+        np.testing.assert_allclose(whole.logprobs, rows.logprobs, atol=1e-4)
+
+
+def test_groups_are_taken_in_the_order_of_admission_and_none_is_lost(tmp_path):
+    _, collector, state = open_collector(tmp_path)
+    order = data.indices(0, 0, 4 * 6 + 4, 40).tolist()
+    learned = []
+    for step in range(6):
+        draw, state = collector.collect(state.replace(step=jnp.int32(step)), lambda *_: None)
+        taken = [order.index(index) for index in draw.chosen.indices]
+        assert taken == sorted(taken)  # the first complete ones, in order
+        learned += taken
+        under_way = [order.index(group.index) for group in state.pending.value()]
+        assert under_way == sorted(under_way)
+        assert sorted(learned + under_way) == list(range(4 * (step + 1) + 4))  # admitted = learned + under way
+        complete = [group.complete for group in state.pending.value()]
+        # a complete group that waits was admitted behind all that were taken
+        assert all(place > max(taken) for place, done in zip(under_way, complete, strict=True) if done)
+        rewarded = draw.finish_rewards()
+        assert np.isfinite(rewarded.rewards).all() and (rewarded.lengths > 0).all()
+    assert draw.counts['carried_rows'] > 0 and draw.counts['prefilled_again'] > 0
+
+
+def test_an_old_group_is_finished_before_a_step_ends(tmp_path):
+    _, collector, state = open_collector(tmp_path, collection__max_age=1)
+    draws, state = collect_steps(collector, state, 5)
+    assert max(draw.counts['group_age_most'] for draw in draws) == 1
+    assert all(group.since == 4 for group in state.pending.value() if not group.complete)
+
+
+def test_four_devices_take_the_same_groups_as_one(tmp_path):
+    taken = {}
+    for devices in (1, 4):
+        _, collector, state = open_collector(tmp_path / str(devices), mesh__data=devices)
+        draws, _ = collect_steps(collector, state, 3)
+        taken[devices] = [(draw.chosen.indices.tolist(), jax.device_get(draw.rollout.tokens)) for draw in draws]
+    for (one, tokens), (four, other) in zip(taken[1], taken[4], strict=True):
+        assert one == four
+        np.testing.assert_array_equal(tokens, other)
+
+
+def test_draws_are_sampled_ahead_by_the_policy_of_the_schedule(tmp_path):
+    _, collector, state = open_collector(tmp_path, collection__in_flight=0, collection__staleness=2)
+    draws, state = collect_steps(collector, state, 4)
+    versions = [np.unique(draw.rollout.version[draw.rollout.completion_mask]).tolist() for draw in draws]
+    assert versions == [[0], [0], [0], [1]]
+    waiting = state.pending.value[0]
+    assert len(waiting) == 2
+    _, plain, first = open_collector(tmp_path / 'plain', collection__in_flight=0)
+    alike, _ = collect_steps(plain, first, 4)  # the noise is that of the step that learns from it
+    for draw, other in zip(draws, alike, strict=True):
+        np.testing.assert_array_equal(draw.rollout.tokens, other.rollout.tokens)
+
+
+@pytest.mark.parametrize(
+    'changes, named',
+    [
+        (dict(algorithm__correction='none'), 'add --config.algorithm.correction=truncated'),
+        (dict(collection__source='reference'), 'collection.source'),
+        (dict(collection__dead_groups='resample'), 'collection.dead_groups = resample'),
+        (dict(learner__old_logprobs='decode', collection__in_flight=0, collection__staleness=1), 'old_logprobs'),
+        (dict(rollout__cache_gib=1e-5), 'collection.in_flight'),
+        (dict(mesh__data=4, collection__in_flight=6), 'collection.in_flight'),
+    ],
+    ids=['no correction', 'another source', 'resample', 'decode', 'no room', 'devices'],
+)
+def test_what_cannot_be_carried_is_refused(changes, named, tmp_path):
+    with pytest.raises(BadInput, match=named):
+        open_collector(tmp_path, **changes)
+
+
+def test_a_changed_shape_is_refused_and_a_branch_draws_again_what_was_under_way(tmp_path):
+    config = tiny_run.config(steps=2, **CARRIED)
+    train.run(config, str(tmp_path / 'run'))
+    before = (tmp_path / 'run' / 'config.json').read_text()
+    config.rollout.max_tokens, config.steps = 32, 3
+    with pytest.raises(BadInput, match='under way in the checkpoint'):
+        train.run(config, str(tmp_path / 'run'), steering=Steering(amend=True))
+    assert (tmp_path / 'run' / 'config.json').read_text() == before
+    pending = checkpoint.recorded_pending(checkpoint.path_of(str(tmp_path / 'run'), 2))
+    assert list(pending) == ['carried']
+    state = train.run(config, str(tmp_path / 'run'), steering=Steering(branch=str(tmp_path / 'branch')))
+    # the third step admits 4 + 4 prompts from the oldest one that was under way
+    assert int(state.aux['position']) < 4 * 2 + 4 + 8
 
 
 @pytest.mark.parametrize(
@@ -48,3 +178,27 @@ def test_a_resumed_run_is_the_same(changes, tmp_path):
     assert tiny_run.rows(tmp_path / 'parts') == tiny_run.rows(tmp_path / 'straight')
     jax.tree.map(np.testing.assert_array_equal, straight.replace(pending=None), resumed.replace(pending=None))
     jax.tree.map(np.testing.assert_array_equal, straight.pending.pack(), resumed.pending.pack())
+
+
+def test_what_takes_how_long_changes_nothing(tmp_path, monkeypatch):
+    # rewards and checkpoints sleep at random, differently in each run
+    save = checkpoint.save
+
+    def run(name, moments):
+        def slow(completion, example):
+            time.sleep(moments.uniform(0, 0.05))
+            return float('8' in completion)
+
+        def save_late(*arguments):
+            time.sleep(moments.uniform(0, 0.3))
+            return save(*arguments)
+
+        monkeypatch.setattr(checkpoint, 'save', save_late)
+        changes = dict(collection__staleness=1, reward__parts=(('slow', 1.0),), reward__verifier='')
+        config = tiny_run.config(steps=5, **CARRIED | changes)
+        state = train.run(config, str(tmp_path / name), functions={'slow': slow})
+        return state.params, tiny_run.rows(tmp_path / name)
+
+    (one, rows), (other, others) = (run(str(seed), np.random.default_rng(seed)) for seed in (1, 2))
+    assert rows == others
+    jax.tree.map(np.testing.assert_array_equal, one, other)

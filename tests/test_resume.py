@@ -107,6 +107,10 @@ def test_two_kills_change_nothing(long, straight, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+# rows of several cuts of the sampler
+CARRIED = '--config.rollout.max_tokens=160', '--config.algorithm.correction=truncated'
+
+
 @pytest.mark.parametrize(
     'flags',
     [
@@ -115,8 +119,11 @@ def test_two_kills_change_nothing(long, straight, tmp_path):
             *('--config.algorithm.advantage=prompt_moving_mean', '--config.data.options.count=12'),
             *('--config.collection.retire_above=0.2', '--config.collection.revisit=0.4'),
         ),
+        (*CARRIED, '--config.collection.in_flight=4'),
+        (*CARRIED, '--config.collection.staleness=2'),
+        (*CARRIED, '--config.collection.in_flight=4', '--config.collection.staleness=1'),
     ],
-    ids=['adapters', 'history'],
+    ids=['adapters', 'history', 'carried', 'stale', 'both'],
 )
 def test_kills_of_a_run_that_keeps_more_change_nothing(long, flags, tmp_path):
     finish(tmp_path / 'kept', *flags)

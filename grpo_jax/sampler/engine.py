@@ -284,10 +284,10 @@ def make_sampler(
     the Engine is for `go_on` alone. Raises BadInput when the mesh does not divide the prompts, when the cache's budget
     holds not even one group, or when rollout.kernels is 'on' and kernels cannot decode.
     """
-    batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
+    batches.check_divides(mesh, 'collection.in_flight', carried)
+    batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts - carried)
     sizes, cache_format = choose_sizes(model_config, mesh, shapes, sampling, block, segment)
     if carried:
-        batches.check_divides(mesh, 'collection.in_flight', carried)
         sizes = let_carry(sizes, carried // batches.devices_along(mesh, ROW_AXES))
     spec = SamplerSpec(model_config, mesh, shapes, sampling, sizes, cache_format)
     return Engine(sizes, SamplerPrograms(spec, automata), spec.shards)
