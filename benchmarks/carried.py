@@ -3,8 +3,9 @@
 python -m benchmarks.carried [--steps=8] [--in_flight=16] [--prompts=32] [--group=8] [--mean=100] [--most=512]
 
 The sampler alone, with the model of benchmarks.rollout. The lengths of completions are simulated: log-normal, the same
-for a prompt and sample in both; the tokens are written instead of those that are drawn, which costs the same. A step learns from equally many
-groups in both; the first two steps, which compile and begin with nothing under way, do not count.
+for a prompt and sample in both; tokens are written in the place of those that are drawn, which costs the same. A step
+learns from equally many groups in both. The first two steps, which compile and begin with nothing under way, do not
+count.
 """
 
 import argparse

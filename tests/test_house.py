@@ -66,6 +66,7 @@ TWINS = {
     'programs.py': {'learner', 'sampler'},
     'reward_model.py': {'', 'learner'},
     'rollouts.py': {'data', 'tools/report'},
+    'schedule.py': {'collect', 'sampler'},  # of steps, and of a rollout's batches
     'verdict.py': {'tools/preflight', 'tools/report'},
     'verifier.py': {'rewards/code', 'rewards/math'},
 }

@@ -180,11 +180,12 @@ class Drawer:
         return (Grouping.by_ids(indices).place * self.shapes.prompts * self.shapes.group_size).astype(np.int32)
 
     def count_passes(
-        self, draw: Draw, chosen: ChosenPrompts, aux: dict[str, Any], index: int = 0
+        self, draw: Draw, chosen: ChosenPrompts | None, aux: dict[str, Any], index: int = 0
     ) -> tuple[Draw, dict[str, Any]]:
         """(draw with the curriculum's metrics, aux with its tries and hits added); unchanged if none are counted."""
         if not self.options.counts_passes:
             return draw, aux
+        assert chosen is not None, 'what is counted was chosen'
         grouping, correct = draw.grouping, draw.finish_rewards().correct == 1
         hits = np.bincount(grouping.owner, correct).astype(np.int32)
         indices, counts = chosen.indices, dict(draw.counts)

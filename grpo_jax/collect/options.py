@@ -32,9 +32,7 @@ class CollectOptions(NamedTuple):
     # groups that are under way besides those that a step learns from: a step ends when enough of all are complete, and
     # the others go on in the next step; 0: a step waits for all its completions
     in_flight: Natural = 0
-    max_age: Amendable[Natural] = (
-        8  # steps from which a group that is under way is finished before a step ends; 0: none
-    )
+    max_age: Amendable[Natural] = 8  # steps after which a group is finished before the step ends; 0: none is waited for
     staleness: Natural = 0  # steps that sampling is ahead: a step learns from completions of the policy so long before
     retire_above: Amendable[Share] = 0.0  # pass rate over all its visits from which a prompt retires; 0: none
     # share of a step's places that go to retired prompts again

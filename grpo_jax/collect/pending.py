@@ -110,14 +110,16 @@ def unpack_groups(data: UInt8[np.ndarray, ' n'], dataset: Dataset, pad_token: in
     def column(name):
         return np.array(texts[name], object) if name in texts else arrays[f'of {name}']
 
-    names = (dict.fromkeys(keys[0]), dict.fromkeys(keys[1]))
-    like = Rewards(*[0] * 5, *({name: 0 for name in group} for group in names), 0, 0)
+    names = dict.fromkeys(keys[0], 0), dict.fromkeys(keys[1], 0)
+    like: Any = Rewards(*[0] * 5, *names, 0, 0)  # pyright: ignore[reportCallIssue]  # a tree of their names
     rewarded = jax.tree_util.tree_map_with_path(lambda path, _: column(jax.tree_util.keystr(path)), like)
     groups = []
     for i, numbers in enumerate(arrays['numbers'].tolist()):
         rows = slice(i * size, (i + 1) * size)
         own, own_rewarded = jax.tree.map(lambda x, rows=rows: x[rows], (rollout, rewarded))
-        groups.append(PendingGroup(*numbers, own, arrays['judged'][rows], own_rewarded))
+        index, since, first, position = numbers
+        judged = arrays['judged'][rows]
+        groups.append(PendingGroup(index, since, first, position, own, judged, own_rewarded))
     return groups, note
 
 

@@ -72,6 +72,7 @@ def pack_draws(draws: Sequence[Draw], inner: Any, drawer: Drawer) -> dict[str, n
 
 def pack_draw(draw: Draw, drawer: Drawer) -> np.ndarray:
     """A draw as the bytes of a checkpoint."""
+    assert draw.chosen is not None and draw.stats is not None, 'completions are sampled'
     index_of = {example.id: index for index, example in enumerate(drawer.dataset.examples)}
     rollout, rewarded = processes.fetch(draw.rollout), draw.finish_rewards()
     size, groups = len(rewarded.rewards) // len(draw.examples), []

@@ -97,7 +97,6 @@ def count_learned(
 
     def collect_and_count(state, progress):
         draw, state = collect(state, progress)
-        assert draw.chosen is not None, 'no prompts without a choice'
         draw, aux = drawer.count_passes(draw, draw.chosen, dict(state.aux))
         return draw, state.replace(aux=aux)
 

@@ -1,6 +1,7 @@
 """Branches: a new run starts from another run's checkpoint and keeps the parts that fit its own config."""
 
 import contextlib
+import importlib
 import logging
 import os
 import shutil
@@ -9,7 +10,6 @@ import jax.numpy as jnp
 
 from grpo_jax import algorithms
 from grpo_jax.collect import policies
-from grpo_jax.collect.pending import oldest_position
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner, without_frozen
@@ -129,4 +129,5 @@ def draw_pending_again(state: TrainState, path: str, reset_parts: set[str]) -> T
     if not pending or 'aux/position' in reset_parts:
         return state
     pending = checkpoint.read_tree(path, {'pending': pending}, partial=True)['pending']
-    return state.replace(aux=state.aux | {'position': jnp.int32(oldest_position(pending))})
+    position = importlib.import_module('grpo_jax.collect.pending').oldest_position(pending)
+    return state.replace(aux=state.aux | {'position': jnp.int32(position)})

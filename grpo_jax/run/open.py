@@ -663,8 +663,8 @@ def open_state(
             raise BadInput(
                 key,
                 'changed',
-                'completions of the sizes before are under way in the checkpoint; go on with the value before, or begin '
-                'a branch, which samples their prompts again: --branch=FOLDER',
+                'completions of the sizes before are under way in the checkpoint; go on with the value before, or '
+                'begin a branch, which samples their prompts again: --branch=FOLDER',
             )
         if not amended and not checkpoint.differs_in_observed(path, abstract):
             return checkpoint.read_tree(path, abstract)

@@ -180,10 +180,13 @@ def let_carry(schedule: Schedule, carried: int) -> Schedule:
     """The Schedule of rollouts in which the rows of `carried` of the prompts go on where an earlier step left them.
 
     All rows decode in one batch. Rows without tokens begin behind the longest carried row, so that a second chunk may
-    be needed, of as many columns. Raises BadInput when the budget does not hold all rows in both.
+    be needed, of as many columns. Most carried rows have ended when a step begins, so that the batch soon shrinks to
+    the new rows and a few more. Raises BadInput when the budget does not hold all rows in both chunks.
     """
-    columns = sum(schedule.chunks)
-    schedule = schedule._replace(chunks=(columns, columns), carried=carried)
+    columns, new = sum(schedule.chunks), (schedule.prompts - carried) * schedule.group
+    few = -(-carried * schedule.group // 8)
+    rows = (new + few, *(-(-new // 2**halved) for halved in range(len(schedule.rows)))) if schedule.rows else ()
+    schedule = schedule._replace(chunks=(columns, columns), carried=carried, rows=tuple(dict.fromkeys(rows)))
     if not schedule.fits(*schedule.whole_batch):
         raise BadInput(
             'rollout.cache_gib',

@@ -276,21 +276,17 @@ def open_carried(
     """
     prompts, carried, columns = sizes
     batch = open_batch(params, state, 0, model_config, options, cache_format, (prompts, columns), attend_by)
-    chosen = jnp.arange(carried * state.group, dtype=jnp.int32)
-    start = length - jnp.where(state.unfinished, state.count, 0)[chosen]
-    queries = state.prompts.tokens.shape[1]
-    empty = (
-        cache_format.empty_prompts(model_config, len(chosen), queries),
-        cache_format.empty(model_config, len(chosen), columns),
-    )
-    tokens_RT, mask_RT = _read_own_columns(state, chosen, start, length, [empty[1].columns])
+    count = jnp.where(state.unfinished, state.count, 0)[: carried * state.group]
+    longest_first = jnp.argsort(-count, stable=True).astype(jnp.int32)
+    start, queries = length - count, state.prompts.tokens.shape[1]
+    empty = cache_format.empty_prompts(model_config, len(count), queries)
+    empty = empty, cache_format.empty(model_config, len(count), columns)
+    tokens_RT, mask_RT = _read_own_columns(state, longest_first, start[longest_first], length, [empty[1].columns])
     widths = queries - 1, empty[1].columns
-    _, own = _prefill(params, tokens_RT, mask_RT, model_config, empty, widths, attend_by)
-    chunk = jax.tree.map(
-        lambda whole, rows: jax.lax.dynamic_update_slice_in_dim(whole, rows, 0, 2), batch.cache.chunks[0], own
-    )
+    _, own = _prefill(params, tokens_RT, mask_RT, model_config, empty, widths, attend_by, jnp.sum(count > 0))
+    chunk = jax.tree.map(lambda whole, rows: whole.at[:, :, longest_first].set(rows), batch.cache.chunks[0], own)
     length = jnp.asarray(length, jnp.int32)
-    starts = jnp.concatenate([start, jnp.full(batch.rows.shape[0] - len(chosen), length)])
+    starts = jnp.concatenate([start, jnp.full(batch.rows.shape[0] - len(count), length)])
     cache = batch.cache.replace(chunks=(chunk,), start=starts, length=length)
     return _read_rows(cache, state, batch.rows, jnp.ones_like(batch.live), model_config, options)
 
@@ -372,11 +368,11 @@ def _read_rows(cache, state, rows, live, model_config, options):
     )
 
 
-def _prefill(params, tokens_RT, mask_RT, model_config, chunks, widths, attend_by):
+def _prefill(params, tokens_RT, mask_RT, model_config, chunks, widths, attend_by, needed=None):
     """Returns the chunks, filled with keys and values of the tokens; the first chunk gets the prompts.
 
     widths: of the consecutive pieces into which the tokens are cut, one for each chunk. A piece fills a chunk's last
-    columns.
+    columns. needed i32[]: how many of the first rows are filled, or a few more; None: all.
     """
     rows, columns = tokens_RT.shape
     if columns == 0:
@@ -404,7 +400,8 @@ def _prefill(params, tokens_RT, mask_RT, model_config, chunks, widths, attend_by
         return tuple(filled)
 
     with jax.named_scope('prefill'):
-        return jax.lax.fori_loop(0, rows // at_once, fill, chunks)
+        times = rows // at_once if needed is None else -(-needed // at_once)
+        return jax.lax.fori_loop(0, times, fill, chunks)
 
 
 def _mask_for_splash(mask, positions, prompt_end):
