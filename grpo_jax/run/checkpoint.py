@@ -67,6 +67,8 @@ DATA_PARTS = {*(f'aux/{name}' for name in ('position', 'tries', 'hits', 'kept', 
 TRAIN_SPLIT = 'content of the train split'  # key of an amendment
 # config keys of numbers that adapt during a run -> the parts of the state that hold them
 ADAPTED = {f'algorithm.{name}': f'aux/coefficients/{name}' for name in ('kl_coef', 'entropy_coef')}
+# config keys on which the shapes of completions depend
+RESHAPING = {'data.prompts_per_step', 'data.max_prompt_tokens', 'rollout.group_size', 'rollout.max_tokens'}
 PROBE_KEYS = {'rollout.temperature', 'model.dtype'}  # config keys that change the logprobs of the probe
 
 
@@ -296,6 +298,17 @@ def recorded_pending(path: str) -> dict[str, np.ndarray] | None:
         if name.startswith(PENDING)
     }
     return {name: np.zeros(size, np.uint8) for name, size in sizes.items()} or None
+
+
+def check_reshaping(pending: Mapping[str, Any] | None, amended: set[str]) -> None:
+    """Raises BadInput when config keys that change the shapes of completions were amended while some are pending."""
+    for key in sorted(amended & RESHAPING) if pending else ():
+        raise BadInput(
+            key,
+            'changed',
+            'completions of the sizes before are under way in the checkpoint; go on with the value before, or begin a '
+            'branch, which samples their prompts again: --branch=FOLDER',
+        )
 
 
 def recorded_frozen(path: str) -> str:

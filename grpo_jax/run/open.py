@@ -638,12 +638,6 @@ def make_whole_policy(run: Run, trained: Any, path: str, workdir: str = '') -> A
     return lora.join(trained, frozen)
 
 
-# config keys on which the shapes of completions depend
-RESHAPING = {f'data.{name}' for name in ('prompts_per_step', 'max_prompt_tokens')} | {
-    f'rollout.{name}' for name in ('group_size', 'max_tokens')
-}
-
-
 def open_state(
     run: Run, checkpoints: Any, abstract: TrainState, initial: Callable[[Any], TrainState] | None = None
 ) -> TrainState | None:
@@ -659,13 +653,7 @@ def open_state(
             return checkpoint.read_tree(path, abstract)
         changes = steering.changes(run.workdir, run.settings.recorded) + run.contents.changes
         amended = steering.keys_amended_since(run.workdir, int(os.path.basename(path)), changes)
-        for key in sorted(amended & RESHAPING) if abstract.pending else ():
-            raise BadInput(
-                key,
-                'changed',
-                'completions of the sizes before are under way in the checkpoint; go on with the value before, or '
-                'begin a branch, which samples their prompts again: --branch=FOLDER',
-            )
+        checkpoint.check_reshaping(abstract.pending, amended)
         if not amended and not checkpoint.differs_in_observed(path, abstract):
             return checkpoint.read_tree(path, abstract)
         return checkpoint.read_fitting(path, abstract, initial, checkpoint.parts_to_reset(amended))
