@@ -20,7 +20,10 @@ from grpo_jax.rewards.custom import name_of
 
 LEARNED = ('model', 'process')  # parts that are reward models
 # metric -> answer
-FAILURES = {'reward_expired': 'expired', 'reward_died': 'died', 'reward_missing': 'missing', 'unscorable': ''}
+FAILURES = {
+    **{'reward_expired': 'expired', 'reward_died': 'died', 'reward_missing': 'missing'},
+    **{'reward_refused': 'refused', 'unscorable': ''},
+}
 SEEN_OFTEN = 0.1  # from this share of retired prompts on, forgetting them shows in evaluations
 
 
@@ -174,7 +177,7 @@ MONITORS = (
     Monitor(
         'flaky_reward',
         'rewards are missing, or wrong for no visible reason',
-        ('reward_expired', 'reward_died', 'reward_missing', 'unscorable'),
+        ('reward_expired', 'reward_died', 'reward_missing', 'reward_refused', 'unscorable'),
         flaky_reward,
         {
             'expired': Answer(
