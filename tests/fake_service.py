@@ -6,6 +6,7 @@ import http.server
 import json
 import threading
 import time
+import zlib
 
 
 class Service(http.server.ThreadingHTTPServer):
@@ -54,6 +55,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             service.keys.add(self.headers['Authorization'])
             service.paths.add(self.path)
             ways = [service.ways[text].pop(0) if service.ways.get(text) else service.default for text in texts]
+            if service.default == 'flaky':  # on some texts of any kind
+                ways = ['status 500' if zlib.crc32(text.encode()) % 5 == 0 else 'hash' for text in texts]
         try:
             time.sleep(service.seconds)
             way = next((way for way in ways if way != 'grade'), 'grade')
@@ -73,6 +76,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.send(200, json.dumps({'rewards': grades}))
             else:
                 self.send_chat(f'Reasoned.\nScore: {grades[0]:g}')
+        elif kind == 'hash':
+            self.send_chat(str(zlib.crc32(texts[0].encode()) % 11))
         elif kind == 'says':
             self.send_chat(value)
         elif kind == 'raw':

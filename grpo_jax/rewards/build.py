@@ -358,15 +358,12 @@ def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Examp
 
 
 def options_of(path: str) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters of a part's reward function, by name.
+    """{option: parameter} of a part, with the fields of the NamedTuples that its functions take.
 
-    They are the part's options, and the arguments that the run supplies (SUPPLIED). A parameter whose type is a
-    NamedTuple stands for one option for each of its fields. path: the part as reward.parts names it. Raises BadInput
-    for an unknown part, and for a FILE.py that cannot be imported.
+    path: the part as reward.parts names it. Raises BadInput for an unknown part, and for a FILE.py that cannot be
+    imported.
     """
-    pool = Pool(1, deadline=1.0, memory_gib=1.0)  # never started
-    parameters = inspect.signature(_find(path, functions={}, pool=pool).reward).parameters
-    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return _options_in(_find(path, functions={}, pool=Pool(1, deadline=1.0, memory_gib=1.0)))  # it never starts
 
 
 def _find(path, key='parts', *, functions, pool):

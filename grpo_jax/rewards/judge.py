@@ -1,6 +1,7 @@
 """A language model as a judge: a rubric, asked over HTTP of a service of OpenAI's kind, like vLLM or llama.cpp."""
 
 from collections.abc import Mapping
+import contextlib
 import hashlib
 import json
 import re
@@ -102,24 +103,21 @@ def read_verdict(answer: str, verdict: str, low: float, high: float, field: str)
     Raises Refused where the last line is no verdict: a number somewhere in a sentence is none.
     """
     text = answer.rpartition('</think>')[2].strip()
-    value, most = None, None
+    value: Any = None
     if verdict == 'json':
-        try:
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             value = json.loads(text[text.find('{') : text.rfind('}') + 1])[field]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            value = None
     elif match := VERDICT.fullmatch(MARKS.sub('', text.rpartition('\n')[2]).strip()):
         word, number, most = match.group('word', 'number', 'most')
         if verdict == 'yes_no' and word:
             value = word.lower() == 'yes'
-        elif verdict == 'number' and number:
+        elif verdict == 'number' and number and float(most or high) == high:
             value = float(number)
     if isinstance(value, bool):
         return float(value)
-    within = isinstance(value, (int, float)) and low <= value <= high and (most is None or float(most) == high)
-    if not within:
-        raise Refused(f'the answer has no verdict: {" ".join(text.split())[-200:]!r}')
-    return (value - low) / (high - low)
+    if isinstance(value, (int, float)) and low <= value <= high:
+        return (value - low) / (high - low)
+    raise Refused(f'the answer has no verdict: {" ".join(text.split())[-200:]!r}')
 
 
 def _unpacker(prices):

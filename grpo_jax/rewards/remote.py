@@ -88,6 +88,15 @@ def client(
     return services[name]
 
 
+class Question(NamedTuple):
+    """What a service is asked about a completion."""
+
+    key: str  # hash of the request
+    row: dict[str, Any]
+    about: dict[str, Any]  # what the record tells besides
+    record: asyncio.Future
+
+
 class Client:
     """Asks a service for verdicts on completions, on one event loop."""
 
@@ -101,7 +110,8 @@ class Client:
         self._unanswered = Store(os.path.join(os.path.abspath(workdir), UNANSWERED))
         self._outages: dict[str, str] = {}  # of steps that are not settled: step and key -> why
         self._asked: dict[str, asyncio.Task] = {}  # key -> its request under way
-        self._gathered: list[tuple[str, dict, asyncio.Future]] = []  # which wait for others of their request
+        self._gathered: list[Question] = []  # which wait for others of their request, until the timer ends
+        self._timer: Any = None
         self._tasks: set[asyncio.Task] = set()
         self._under_way = 0  # completions that wait for an answer
         self._slots, self._session = asyncio.Semaphore(service.at_once), None
@@ -162,26 +172,23 @@ class Client:
         loop, most = asyncio.get_running_loop(), self._service.most_calls
         if most and self.store.count + self._under_way >= most:
             raise self._spent('most_calls', most)
-        self._gathered.append((key, row, future := loop.create_future()))
+        self._gathered.append(Question(key, row, about, future := loop.create_future()))
+        if len(self._gathered) == 1:
+            self._timer = loop.call_later(GATHERING_SECONDS, self._send_gathered)
         if len(self._gathered) == self._batch:
             self._send_gathered()
-        elif len(self._gathered) == 1:
-            loop.call_later(GATHERING_SECONDS, self._send_gathered)
         self._under_way += 1
         try:
-            answer, cost = await future
+            return await future
         finally:
             self._under_way -= 1
-        self.counts['cost'] += cost
-        told = {'refused': str(answer)} if isinstance(answer, Refused) else {'answer': answer}
-        return self.store.put(key, {'service': self._service.model or self._name} | about | told | {'cost': cost})
 
     def _send_gathered(self):
-        """Sends the request of the completions that wait for it, if any do."""
+        """Sends the request of the completions that wait for it."""
+        self._timer.cancel()
         questions, self._gathered = self._gathered, []
-        if questions:
-            until = asyncio.get_running_loop().time() + self._service.deadline
-            self._keep(asyncio.ensure_future(self._exchange(questions, until)))
+        until = asyncio.get_running_loop().time() + self._service.deadline
+        self._keep(asyncio.ensure_future(self._exchange(questions, until)))
 
     def _keep(self, task):
         """Holds a task until its end; the event loop does not."""
@@ -189,23 +196,32 @@ class Client:
         task.add_done_callback(self._tasks.discard)
 
     async def _exchange(self, questions, until):
-        """Sends one request about completions, and hands each its answer, or why there is none. until: when it ends."""
+        """Sends one request about completions, and hands each its record, or why there is none. until: when it ends."""
         try:
             async with asyncio.timeout_at(until), self._slots:
-                answers = await self._post(questions[0][0], [row for _, row, _ in questions], until)
+                try:
+                    answers = await self._post(questions[0].key, [question.row for question in questions], until)
+                except Refused as refusal:
+                    answers = [(refusal, 0.0)]
+                if len(answers) == len(questions):  # stored before the next request, which the budget may forbid
+                    for question, answer in zip(questions, answers, strict=True):
+                        question.record.set_result(self._store_answer(question, *answer))
+                    return
+            # whose fault a refusal is shows when each is asked alone
+            await asyncio.gather(*(self._exchange([question], until) for question in questions))
         except Exception as error:
-            if isinstance(error, Refused) and len(questions) > 1:  # whose fault it is shows when each is asked alone
-                await asyncio.gather(*(self._exchange([question], until) for question in questions))
-                return
             if isinstance(error, TimeoutError):
                 error = self._outage(f'gave no answer within {self._service.deadline:g} s; mend the service')
-            answers = [(error, 0.0)]
-            if not isinstance(error, Refused):
-                for *_, future in questions:
-                    future.cancelled() or future.set_exception(error)
-                return
-        for (*_, future), answer in zip(questions, answers, strict=True):
-            future.cancelled() or future.set_result(answer)
+            for question in questions:
+                if not question.record.done():
+                    question.record.set_exception(error)
+
+    def _store_answer(self, question, answer, cost):
+        """The record of an answer, or of a Refused, once it is in the store."""
+        self.counts['cost'] += cost
+        told = {'refused': str(answer)} if isinstance(answer, Refused) else {'answer': answer}
+        record = {'service': self._service.model or self._name} | question.about | told | {'cost': cost}
+        return self.store.put(question.key, record)
 
     async def _post(self, key, rows, until):
         """What the service answers on completions, each with its cost; sends the request again where that helps.
@@ -277,7 +293,8 @@ class Client:
 async def _close_at_end(session):
     """Closes a session's connections when the event loop cancels its tasks."""
     try:
-        await asyncio.get_running_loop().create_future()
+        while True:
+            await asyncio.sleep(3600)  # the loop holds what waits for a timer, also when nobody holds the client
     finally:
         await session.aclose()
 

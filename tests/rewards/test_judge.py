@@ -1,13 +1,21 @@
 """A judge over HTTP: what a service that fails costs, what is stored, and what is refused before a run."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 from test_scoring import make
 
 from grpo_jax import rewards
-from grpo_jax.rewards import remote
+from grpo_jax.errors import BadInput
+from grpo_jax.rewards import gold, judge, remote
+from grpo_jax.rewards.scoring import Refused
+from grpo_jax.rewards.verdicts import Store
 from grpo_jax.types import Example
 from tests.fake_service import serving
 
@@ -109,8 +117,6 @@ def test_a_server_that_comes_back_costs_time_alone(tmp_path):
 
 
 def test_no_completion_waits_longer_than_the_deadline(tmp_path):
-    import time
-
     began = time.monotonic()
     with (
         serving(default='hang') as service,
@@ -118,4 +124,334 @@ def test_no_completion_waits_longer_than_the_deadline(tmp_path):
     ):
         rewarded = ask(functions, [f'{n}' for n in range(40)])
     assert rewarded.failures['missing'].all() and time.monotonic() - began < 10
-    assert service.most <= 4 and 'gave no answer within 1 s' in rewarded.errors[0]
+    assert 'gave no answer within 1 s' in rewarded.errors[0]
+
+
+# how a verdict is read
+
+READ = [
+    ('number', '7', 0.7),
+    ('number', 'It adds well.\n\n**Score: 7/10**', 0.7),
+    ('number', '<think>surely 9</think>Rating = 3.5.', 0.35),
+    ('number', '\\boxed{10}', 1.0),
+    ('number', '[[4]]', 0.4),
+    ('number', '7/20', None),
+    ('number', '-1', None),
+    ('number', '10.5', None),
+    ('number', 'nan', None),
+    ('number', 'yes', None),
+    ('number', '7\nBut step 3 is wrong.', None),
+    ('number', 'Score: 7 or 8', None),
+    ('number', '', None),
+    ('yes_no', 'Correct: yes', 1.0),
+    ('yes_no', 'It is not.\nNo.', 0.0),
+    ('yes_no', 'yes and no', None),
+    ('yes_no', '1', None),
+    ('json', 'Here:\n```json\n{"why": "{}", "score": 7}\n```', 0.7),
+    ('json', '{"score": true}', 1.0),
+    ('json', '{"score": "7"}', None),
+    ('json', '{"score": NaN}', None),
+    ('json', '{"score": 1' + '0' * 400 + '}', None),
+    ('json', '{"grade": 7}', None),
+    ('json', '[7]', None),
+    ('json', '{"score": 7} {"score": 8}', None),
+]
+
+
+@pytest.mark.parametrize('kind, answer, expected', READ)
+def test_a_verdict_is_read_or_refused(kind, answer, expected):
+    if expected is None:
+        with pytest.raises(Refused, match='no verdict'):
+            judge.read_verdict(answer, kind, 0.0, 10.0, 'score')
+    else:
+        assert judge.read_verdict(answer, kind, 0.0, 10.0, 'score') == pytest.approx(expected)
+
+
+def test_a_rubric_gets_texts_and_columns_and_nothing_in_them_is_a_place():
+    example = QUESTION._replace(messages=({'role': 'user', 'content': 'Hi {answer}'}, {'role': 'user', 'content': 'x'}))
+    text = judge.fill('{prompt}|{completion}|{answer}|{level}|{"a": 1}', '{hint}', example)
+    assert text == 'user: Hi {answer}\n\nuser: x|{hint}|4|3|{"a": 1}'
+    with pytest.raises(BadInput, match=r'names promt, and example 7 has answer, completion, hint, level, prompt'):
+        judge.fill('{promt}', '', example)
+
+
+def test_the_request_has_a_system_message_and_the_users_fields(tmp_path):
+    changes = {'system': 'Be strict.', 'body': '{"max_tokens": null, "max_completion_tokens": 9, "seed": 1}'}
+    with serving() as service, build(service, tmp_path, temperature=0.5, key=None, **changes) as functions:
+        assert ask(functions, ['5']).rewards.tolist() == [0.5]
+    (body,) = service.bodies
+    assert body['messages'][0] == {'role': 'system', 'content': 'Be strict.'} and service.keys == {None}
+    assert {name: value for name, value in body.items() if name != 'messages'} == {
+        **{'model': 'small', 'temperature': 0.5, 'max_completion_tokens': 9, 'seed': 1}
+    }
+
+
+# what is stored
+
+
+def test_an_answered_request_is_asked_by_no_run_again(tmp_path):
+    store, first, second = tmp_path / 'shared.jsonl', tmp_path / 'a', tmp_path / 'b'
+    ways = {'6': ['status 400'], '7': ['says perhaps']}
+    with serving(ways) as service:
+        for folder in (first, second, tmp_path / 'absent'):
+            if folder.name != 'absent':
+                folder.mkdir()
+            with build(service, folder, store=str(store)) as functions:
+                rewarded = ask(functions, ['5', '6', '7'])
+                np.testing.assert_array_equal(rewarded.rewards, [0.5, -0.25, -0.25])
+                assert counts(functions)['stored'] == (0 if folder == first else 3)
+        assert set(service.asked.values()) == {1}
+        with build(service, first, store=str(store), temperature=0.1) as functions:  # another request
+            assert ask(functions, ['5', '6']).rewards.tolist() == [0.5, 0.6]
+    records = [json.loads(line) for line in store.read_text().splitlines()]
+    assert len({record['key'] for record in records}) == len(records) == 5
+    assert records[0] == {
+        **{'key': records[0]['key'], 'service': 'small', 'rubric': records[0]['rubric'], 'temperature': 0.0},
+        **{'id': 7, 'answer': 'Reasoned.\nScore: 5', 'cost': 0.0},
+    }
+    assert len(records[0]['rubric']) == 16 and not os.listdir(second)
+
+
+def test_what_a_step_has_missed_is_missed_again_and_no_other_step_misses_it(tmp_path):
+    with serving(default='status 500') as service:
+        with build(service, tmp_path, retries=0, part={'most_missing': 0.9}) as functions:
+            rewarded = ask(functions, ['5', '6'])
+            assert rewarded.failures['missing'].all()
+            with pytest.raises(rewards.RewardsMissing, match='step 3: 2 of 2 completions lack a part'):
+                rewards.check_missing(functions, 3, rewarded)
+        service.default = 'grade'
+        with build(service, tmp_path) as functions:  # the step was not learned from
+            rewarded = ask(functions, ['5', '6'])
+            assert rewarded.rewards.tolist() == [0.5, 0.6]
+        service.default = 'status 500'
+        with build(service, tmp_path, retries=0, part={'most_missing': 0.9}) as functions:
+            rewarded = ask(functions, ['5', '8'])
+            rewards.check_missing(functions, 3, rewarded)
+        service.default = 'grade'
+        with build(service, tmp_path, retries=0) as functions:
+            again = ask(functions, ['5', '8'])
+            np.testing.assert_array_equal(again.rewards, rewarded.rewards)
+            assert again.errors.tolist() == rewarded.errors.tolist() and 'status 500' in again.errors[1]
+            assert ask(functions, ['8'], step=4).rewards.tolist() == [0.8]
+
+
+def test_outside_of_later_steps_nothing_may_be_missing(tmp_path):
+    with serving(default='status 503') as service, build(service, tmp_path, retries=0) as functions:
+        for step in (None, 0):
+            with pytest.raises(remote.Outage, match=r'^reward.options.judge.url = .*status 503.*the same command goes'):
+                ask(functions, ['5'], step=step)
+
+
+def test_a_store_outlives_torn_lines_and_keeps_the_first_of_a_key(tmp_path):
+    path = tmp_path / 'verdicts.jsonl'
+    first, second = Store(str(path)), Store(str(path))
+    assert first.put('a', {'answer': 1, 'cost': 2.0}) == first.get('a') == second.get('a')
+    assert second.put('a', {'answer': 9})['answer'] == 1
+    with open(path, 'ab') as file:
+        file.write(b'{"key": "torn", "ans')  # killed here
+    assert first.get('torn') is None and second.put('b', {'answer': 2, 'cost': 0.5})['answer'] == 2
+    assert first.get('b')['answer'] == 2 and first.get('torn') is None and first.count == 2 and first.cost == 2.5
+    path.write_bytes(path.read_bytes() + b'[]\n{"key": 1}\n\xff\n{"key": "c", "cost": "x"}\n')
+    assert first.count == 2 and first.get('c') is None and Store(str(path)).get('b')['answer'] == 2
+    path.unlink()
+    assert first.get('a') is None and first.put('a', {'answer': 3})['answer'] == 3 == second.get('a')['answer']
+
+
+def test_a_store_without_a_folder_waits_for_it(tmp_path):
+    path = tmp_path / 'run' / 'verdicts.jsonl'
+    store = Store(str(path))
+    store.put('a', {'answer': 1, 'cost': 1.0})
+    assert store.get('a') == {'answer': 1, 'cost': 1.0} and store.cost == store.count == 1 and not path.exists()
+    path.parent.mkdir()
+    store.put('b', {'answer': 2})
+    assert [Store(str(path)).get(key)['answer'] for key in 'ab'] == [1, 2]
+
+
+WRITER = """
+import sys
+from grpo_jax.rewards.verdicts import Store
+store, process = Store(sys.argv[1]), int(sys.argv[2])
+print('begun', flush=True)
+for n in range(10**6):
+    record = store.put(f'{n}', {'answer': [process, 'x' * (n % 5000)]})
+    print(n, record['answer'][0], flush=True)
+"""
+
+
+def test_processes_that_share_a_store_and_are_killed_have_one_verdict_for_a_key(tmp_path):
+    path = str(tmp_path / 'verdicts.jsonl')
+    command = [sys.executable, '-c', WRITER, path]
+    for life in range(2):
+        writers = [
+            subprocess.Popen([*command, f'{life}{n}'], stdout=subprocess.PIPE, text=True, env=os.environ)
+            for n in (1, 2)
+        ]
+        for writer in writers:
+            assert writer.stdout.readline() == 'begun\n'
+        time.sleep(0.7)
+        for writer in writers:
+            writer.send_signal(signal.SIGKILL)
+        seen = [dict(map(str.split, writer.communicate()[0].splitlines()[:-1])) for writer in writers]
+        store, common = Store(path), set(seen[0]) & set(seen[1])
+        assert len(common) > 50
+        for each in seen:
+            assert all(str(store.get(n)['answer'][0]) == process for n, process in each.items())
+
+
+# budgets
+
+
+def test_a_budget_of_calls_is_never_exceeded_and_the_verdicts_remain(tmp_path):
+    with serving(seconds=0.02) as service:
+        with build(service, tmp_path, most_calls=20) as functions, pytest.raises(BadInput) as error:
+            ask(functions, [f'{n}' for n in range(10)] * 3 + [f'{n % 10} {n}' for n in range(40)])
+        assert str(error.value).startswith('reward.options.judge.most_calls = 20: is spent by the verdicts in ')
+        assert sum(service.asked.values()) <= 20 and not isinstance(error.value, rewards.RewardError)
+        with build(service, tmp_path, most_calls=20) as functions:
+            assert ask(functions, [f'{n}' for n in range(10)]).rewards.tolist() == [n / 10 for n in range(10)]
+            assert counts(functions)['calls'] == 0
+
+
+def test_a_budget_of_cost_ends_the_run_when_it_is_spent(tmp_path):
+    with serving() as service:
+        prices = {'prices': (1.0, 2.0), 'most_cost': 0.0055, 'at_once': 1}  # 0.002 a verdict
+        with build(service, tmp_path, **prices) as functions, pytest.raises(BadInput, match=r'most_cost = 0\.0055'):
+            ask(functions, [f'{n}' for n in range(10)])
+    assert sum(service.asked.values()) == 3
+
+
+# what is refused before a run
+
+REFUSED = {
+    'url': ({'url': ''}, r"judge.url = '': is no address of a service"),
+    'scheme': ({'url': 'ftp://a/b'}, r"judge.url = 'ftp://a/b': is no address"),
+    'port': ({'url': 'http://a:port/b'}, r'judge.url = .*is no address'),
+    'password': ({'url': 'https://me:hunter2@host/v1'}, r'judge.url has a password; put it in a variable'),
+    'key': ({'key': 'sk-secret'}, r'judge.key is no name; name the variable'),
+    'rubric': ({'rubric': 'Grade {prompt}'}, r'judge.rubric = .*must have \{completion\}'),
+    'store': ({'store': '/nowhere/at/all.jsonl'}, r'judge.store = .*lies in no folder'),
+    'labels': ({'labels': '/nowhere.jsonl'}, r'judge.labels = .*is no file'),
+    'range': ({'low': 10.0}, r'judge.low = 10.0: must be below high'),
+    'body': ({'body': '[]'}, r'judge.body = .*must be a JSON object'),
+    'kind': ({'verdict': 'words'}, r'judge.verdict = .*number, json or yes_no'),
+    'unknown': ({'modle': 'x'}, r"judge.modle = 'x': is no key; did you mean model\?"),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_options_that_cannot_work_are_refused_when_the_rewards_are_built(name, tmp_path):
+    options, message = REFUSED[name]
+    with serving() as service, pytest.raises(BadInput, match=message) as error:
+        build(service, tmp_path, **options)
+    assert 'hunter2' not in str(error.value) and 'sk-secret' not in str(error.value)
+
+
+@pytest.mark.parametrize('value', [None, '', ' ', 'two\nlines', 'schlüssel'])
+def test_a_run_without_the_key_is_refused_and_says_no_key(value, tmp_path, monkeypatch):
+    if value is None:
+        monkeypatch.delenv('JUDGE_KEY')
+    else:
+        monkeypatch.setenv('JUDGE_KEY', value)
+    with serving() as service, build(service, tmp_path) as functions:
+        with pytest.raises(BadInput, match=r'^reward.options.judge.key names no variable') as error:
+            gold.try_out(functions, [QUESTION])
+    assert not service.asked and not (value and value.strip() and value in str(error.value))
+
+
+def test_a_whole_header_may_stand_in_the_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv('JUDGE_KEY', 'Basic bWU6aHVudGVyMg==')
+    with serving({'5': ['status 401']}) as service, build(service, tmp_path) as functions:
+        with pytest.raises(remote.Outage) as error:
+            gold.try_out(functions, [QUESTION._replace(answer='5')])
+    assert service.keys == {'Basic bWU6aHVudGVyMg=='} and 'bWU6' not in str(error.value)
+    assert 'status 401' in str(error.value)
+
+
+@pytest.mark.parametrize('way', ['status 400', 'says well done', 'status 404', 'redirect', 'status 500'])
+def test_the_first_call_before_a_run_must_give_a_verdict(way, tmp_path):
+    with serving(default=way) as service, build(service, tmp_path, retries=0) as functions:
+        with pytest.raises(BadInput, match='judge'):
+            gold.try_out(functions, [QUESTION])
+    with serving() as service, build(service, tmp_path / 'other') as functions:
+        assert gold.try_out(functions, [QUESTION]) and service.asked == {'4': 1}
+
+
+def test_no_service_is_refused_before_a_run(tmp_path):
+    with serving() as service:
+        pass
+    with build(service, tmp_path, retries=0) as functions, pytest.raises(BadInput, match=r'cannot be asked .*Connect'):
+        gold.try_out(functions, [QUESTION])
+
+
+# labelled rows
+
+
+def labelled(path, rows):
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    return str(path)
+
+
+def test_a_judge_is_tested_on_labelled_rows_before_a_run(tmp_path, capsys):
+    rows = [{'prompt': 'p', 'completion': f'{9 if n % 2 else 1} {n}', 'label': n % 2 == 1} for n in range(20)]
+    wrong = [{'prompt': 'p', 'completion': f'2 wrong {n}', 'label': 1, 'level': 2} for n in range(4)]
+    mute = [{'prompt': 'p', 'completion': '5 mute', 'label': 0.5}]
+    path = labelled(tmp_path / 'labels.jsonl', rows + wrong + mute)
+    options = {'labels': path, 'prices': (1.0, 0.0)}
+    with serving({'5 mute': ['says nothing']}) as service:
+        with build(service, tmp_path, agreement=0.7, **options) as functions:
+            gold.check(functions, [QUESTION])
+            assert (
+                'self-test of judge: agrees with 80.0% of 25 labelled rows (59.4% to 91.6% at 95 %), mean error 0.217, '
+                '1 without a verdict; it has cost 0.025, and 1,000 verdicts cost 1\n'
+            ) in capsys.readouterr().out
+        with build(service, tmp_path, **{**options, 'agreement': 0.9}) as functions:
+            with pytest.raises(
+                BadInput, match=r'judge.agreement = 0.9: is more than the 80.0% of .*line 25 is 0.5, and'
+            ):
+                gold.check(functions, [QUESTION])
+    assert set(service.asked.values()) == {1}
+
+
+def test_labelled_rows_that_cannot_be_read_are_refused(tmp_path):
+    path = labelled(tmp_path / 'labels.jsonl', [{'prompt': 'p', 'completion': '1', 'label': 0}, {'prompt': 'p'}])
+    with serving() as service, build(service, tmp_path, labels=path) as functions:
+        with pytest.raises(BadInput, match='line 2 has no prompt, completion and label'):
+            gold.check(functions, [QUESTION])
+
+
+# a service of rewards
+
+
+def test_a_service_of_rewards_gets_batches_with_columns(tmp_path):
+    texts = [f'{n}' for n in range(10)] + ['null']
+    with serving() as service, build(service, tmp_path, 'http', batch=4, price=0.5, model=None) as functions:
+        rewarded = ask(functions, texts)
+        told = counts(functions)
+    np.testing.assert_array_equal(rewarded.rewards, [*range(10), np.nan])
+    assert sorted(len(body['ids']) for body in service.bodies) == [3, 4, 4]
+    assert told == {'calls': 3, 'stored': 0, 'retries': 0, 'cost': 5.5}
+    body = service.bodies[0]
+    assert body == {
+        **{'prompts': ['What is 2+2?'] * 4, 'answers': ['4'] * 4, 'ids': [7] * 4, 'hint': ['sum'] * 4},
+        **{'level': [3] * 4, 'completions': body['completions']},
+    }
+
+
+def test_of_a_refused_batch_each_is_asked_alone(tmp_path):
+    ways = {
+        '3': ['status 400', 'status 400'],
+        '6': ['raw {"rewards": [1, 2]}'] * 3,
+        '8': ['raw {"rewards": [NaN]}'] * 9,
+    }
+    with serving(ways) as service, build(service, tmp_path, 'http', batch=4, retries=0) as functions:
+        rewarded = ask(functions, [f'{n}' for n in range(10)])
+    refused = [3, 6, 8]
+    assert np.flatnonzero(rewarded.failures['refused']).tolist() == refused
+    assert rewarded.rewards.tolist() == [-0.25 if n in refused else n for n in range(10)]
+
+
+def test_two_services_of_rewards_do_not_share_verdicts(tmp_path):
+    for way, expected in ((None, 5.0), ('raw {"rewards": [2]}', 2.0)):
+        with serving(default=way or 'grade') as service:
+            with build(service, tmp_path, 'http', model=None, store=str(tmp_path / 's.jsonl')) as functions:
+                assert ask(functions, ['5']).rewards.tolist() == [expected]
