@@ -12,18 +12,20 @@ import zlib
 class Service(http.server.ThreadingHTTPServer):
     """Grades a completion by the number with which it begins; `ways` says how its first requests fail.
 
-    ways: completion -> [way, ...], one a request; then it is graded. default: the way of all others.
+    ways: completion -> [way, ...], one a request; then it is graded. default: the way of all others; together: so many
+    requests must be there before one is answered.
     """
 
     daemon_threads, request_queue_size = True, 512
 
-    def __init__(self, ways=None, default='grade', port=0, seconds=0.0):
+    def __init__(self, ways=None, default='grade', port=0, seconds=0.0, together=0):
         super().__init__(('127.0.0.1', port), Handler)
         self.ways, self.default, self.seconds = (
             {text: list(each) for text, each in (ways or {}).items()},
             default,
             seconds,
         )
+        self.together = together
         self.lock, self.asked, self.answered = threading.Lock(), Counter(), Counter()
         self.bodies, self.keys, self.paths, self.moments = [], set(), set(), []
         self.now = self.most = 0  # requests under way; the most at once
@@ -59,6 +61,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 ways = ['status 500' if zlib.crc32(text.encode()) % 5 == 0 else 'hash' for text in texts]
         try:
             time.sleep(service.seconds)
+            while service.most < service.together and not service.released.wait(0.01):
+                pass
             way = next((way for way in ways if way != 'grade'), 'grade')
             with contextlib.suppress(OSError):  # the client has left
                 self.answer(way, texts, batch is not None)
@@ -98,6 +102,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.start(200, 1000)
             self.wfile.write(b'{"choices": [')
             self.wfile.flush()
+            self.close_connection = True
+        elif kind == 'break':
+            self.wfile.write(b'HTTP/1.1 200 OK\r\n\r\n{"choices": [')
             self.close_connection = True
         elif kind == 'drip':
             self.start(200, 10**6)

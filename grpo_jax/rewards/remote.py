@@ -108,7 +108,7 @@ class Client:
         self._authorization = _read_key(name, service.key)
         self.store = Store(os.path.abspath(service.store or os.path.join(workdir, VERDICTS)))
         self._unanswered = Store(os.path.join(os.path.abspath(workdir), UNANSWERED))
-        self._outages: dict[str, str] = {}  # of steps that are not settled: step and key -> why
+        self._outages: dict[tuple[int, str], str] = {}  # (step, key) -> why, of steps that are not settled
         self._asked: dict[str, asyncio.Task] = {}  # key -> its request under way
         self._gathered: list[Question] = []  # which wait for others of their request, until the timer ends
         self._timer: Any = None
@@ -125,11 +125,11 @@ class Client:
         """
         named = self._service.model or self._service.url
         key = hashlib.sha256(json.dumps([self._name, named, row], sort_keys=True).encode()).hexdigest()[:32]
-        record, moment = self.store.get(key), f'{step} {key}'
+        record = self.store.get(key)
         if record is not None:
             self.counts['stored'] += 1
         else:
-            if step is not None and (missed := self._unanswered.get(moment)):
+            if step is not None and (missed := self._unanswered.get(f'{step} {key}')):
                 raise self._outage(missed['why'])  # as the step saw it before the run was killed
             if key not in self._asked:  # completions of a group may be equal
                 self._asked[key] = asyncio.ensure_future(self._fetch(key, row, about))
@@ -138,20 +138,19 @@ class Client:
                 record = await asyncio.shield(self._asked[key])
             except Outage as outage:
                 if step is not None:
-                    self._outages[moment] = outage.args[2]
+                    self._outages[step, key] = outage.args[2]
                 raise
         if 'refused' in record:
             raise Refused(record['refused'])
         return record['answer']
 
-    def settle(self) -> None:
-        """Writes down which requests had no answer, since a step learns from that: a run that is resumed sees the same.
+    def settle(self, step: int) -> None:
+        """Writes down which requests had no answer until a step that learns from that: a resumed run sees the same.
 
         Raises CannotWrite for an error of the disk.
         """
-        while self._outages:
-            moment, why = self._outages.popitem()
-            self._unanswered.put(moment, {'why': why})
+        for asked_at, key in [moment for moment in self._outages if moment[0] <= step]:
+            self._unanswered.put(f'{asked_at} {key}', {'why': self._outages.pop((asked_at, key))})
 
     def take_counts(self) -> dict[str, float]:
         """{name: number} of requests (calls), stored verdicts, retries and cost since the last call."""
@@ -281,6 +280,8 @@ class Client:
                         break
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise OSError(self._hide(f'cannot be asked ({type(error).__name__}: {error})')) from None
+        if not {'content-length', 'transfer-encoding'} & {*response.headers} and not answer.rstrip().endswith(b'}'):
+            raise OSError('broke off its answer')  # nothing else would tell
         text = self._hide(answer.decode(errors='replace'))
         return response.status_code, _read_pause(response.headers.get('Retry-After', '')), text
 

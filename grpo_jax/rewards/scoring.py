@@ -310,7 +310,7 @@ def check_missing(reward_functions: RewardFunctions, step: int, rewarded: Reward
             raise RewardsMissing('reward.most_missing', most, f'{text}; then the same command goes on')
         logger.warning('%s', text)
     for client in reward_functions.resources.services.values():
-        client.settle()
+        client.settle(step)
 
 
 def service_counts(reward_functions: RewardFunctions) -> dict[str, float]:
