@@ -81,7 +81,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             else:
                 self.send_chat(f'Reasoned.\nScore: {grades[0]:g}')
         elif kind == 'hash':
-            self.send_chat(str(zlib.crc32(texts[0].encode()) % 11))
+            grades = [zlib.crc32(text.encode()) % 11 for text in texts]
+            self.send(200, json.dumps({'rewards': grades})) if batch else self.send_chat(str(grades[0]))
         elif kind == 'says':
             self.send_chat(value)
         elif kind == 'raw':

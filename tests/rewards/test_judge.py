@@ -1,10 +1,13 @@
 """A judge over HTTP: what a service that fails costs, what is stored, and what is refused before a run."""
 
+import http.server
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -12,11 +15,13 @@ import pytest
 from test_scoring import make
 
 from grpo_jax import rewards
+from grpo_jax.configs import gsm8k_judge
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import gold, judge, remote
 from grpo_jax.rewards.scoring import Refused
 from grpo_jax.rewards.verdicts import Store
 from grpo_jax.types import Example
+from tests import doc_examples
 from tests.fake_service import serving
 
 RUBRIC = 'Grade it.\nProblem: {prompt}\nSolution: {completion}'
@@ -51,7 +56,8 @@ def test_64_are_asked_at_once_and_equal_ones_once(tmp_path):
     texts = [f'{n % 11} {n}' for n in range(256)]
     with serving(together=64) as service, build(service, tmp_path, timeout=60.0, prices=(2.0, 4.0)) as functions:
         rewarded = ask(functions, [*texts, *texts])
-        assert counts(functions) == {'calls': 256, 'stored': 0, 'retries': 0, 'cost': pytest.approx(256 * 4e-3)}
+        told = counts(functions)
+        assert (told['calls'], told['retries'], told['cost']) == (256, 0, pytest.approx(256 * 4e-3))
     np.testing.assert_allclose(rewarded.rewards, [n % 11 / 10 for n in range(256)] * 2)
     assert service.most == 64 and set(service.asked.values()) == {1}
     assert service.keys == {'Bearer sk-secret'}
@@ -457,3 +463,28 @@ def test_two_services_of_rewards_do_not_share_verdicts(tmp_path):
         with serving(default=way or 'grade') as service:
             with build(service, tmp_path, 'http', model=None, store=str(tmp_path / 's.jsonl')) as functions:
                 assert ask(functions, ['5']).rewards.tolist() == [expected]
+
+
+def test_the_pages_service_of_rewards_is_asked(tmp_path):
+    block = next(b for b in doc_examples.blocks('docs/rewards.md', 'python') if b.mark == 'file: reward_server.py')
+    (tmp_path / 'reward_server.py').write_text(block.text, encoding='utf8')
+    handler = runpy.run_path(str(tmp_path / 'reward_server.py'))['Rewards']
+    handler.log_message = lambda *_: None
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as service:
+        threading.Thread(target=service.serve_forever, args=[0.02], daemon=True).start()
+        service.url = f'http://127.0.0.1:{service.server_port}/'
+        with build(service, tmp_path, 'http', key=None) as functions:
+            assert ask(functions, ['it is 4', 'it is 5']).rewards.tolist() == [1.0, 0.0]
+        service.shutdown()
+
+
+def test_the_recipe_judges_by_its_rubric(tmp_path):
+    config = gsm8k_judge.get_config()
+    options = dict(config.reward.options.judge) | {'key': 'JUDGE_KEY'}
+    for way, expected in (('says Step 2 is wrong.\n\nScore: 5', 0.5), ('says Score: 0', 0.0)):
+        with serving(default=way) as service:
+            with build(service, tmp_path / way, **options | {'url': service.url}) as functions:
+                assert ask(functions, ['2+2=4\n#### 4']).rewards.tolist() == [expected]
+    (body,) = service.bodies
+    text = body['messages'][0]['content']
+    assert 'Problem:\nWhat is 2+2?\n' in text and 'solution begins\n2+2=4\n#### 4\n----' in text and '{' not in text
