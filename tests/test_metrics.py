@@ -109,7 +109,7 @@ def written(tmp_path_factory):
         patch.setattr(chips, 'lookup', lambda kind: chips.Chip(flops=1e12, bandwidth=1e12))
         with serving(default='hash') as judge, serving(default='hash') as service:
             config = tiny_run.config(**EVERYTHING)
-            config.reward.parts = (*config.reward.parts, ('judge', 0.5), ('http', 0.5))
+            config.reward.parts = (*config.reward.parts, ('judge', 0.0), ('http', 0.0))
             config.reward.options.judge.update(url=judge.url, rubric='Solution: {completion}')
             config.reward.options.http.update(url=service.url, batch=1)
             patch.setenv('NO_PROXY', '127.0.0.1')
