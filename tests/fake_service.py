@@ -118,8 +118,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif kind == 'flood':
             self.start(200, 10**12)
             while not self.server.released.is_set():
-                self.wfile.write(b' ' * 2**16)
-                self.server.flooded = getattr(self.server, 'flooded', 0) + 2**16
+                self.wfile.write(b' ' * 2**20)
+                self.server.flooded = getattr(self.server, 'flooded', 0) + 2**20
         else:
             raise AssertionError(way)
 

@@ -218,8 +218,8 @@ class Client:
     def _store_answer(self, question, answer, cost):
         """The record of an answer, or of a Refused, once it is in the store."""
         self.counts['cost'] += cost
-        told = {'refused': str(answer)} if isinstance(answer, Refused) else {'answer': answer}
-        record = {'service': self._service.model or self._name} | question.about | told | {'cost': cost}
+        content = {'refused': str(answer)} if isinstance(answer, Refused) else {'answer': answer}
+        record = {'service': self._service.model or self._name} | question.about | content | {'cost': cost}
         return self.store.put(question.key, record)
 
     async def _post(self, key, rows, until):

@@ -169,9 +169,9 @@ READ = [
 def test_a_verdict_is_read_or_refused(kind, answer, expected):
     if expected is None:
         with pytest.raises(Refused, match='no verdict'):
-            judge.read_verdict(answer, kind, 0.0, 10.0, 'score')
+            judge.read_verdict(answer, judge.Judging(verdict=kind))
     else:
-        assert judge.read_verdict(answer, kind, 0.0, 10.0, 'score') == pytest.approx(expected)
+        assert judge.read_verdict(answer, judge.Judging(verdict=kind)) == pytest.approx(expected)
 
 
 def test_a_rubric_gets_texts_and_columns_and_nothing_in_them_is_a_place():
