@@ -203,7 +203,7 @@ def make_experience_stage(
     judged = algorithm.source not in READ_FROM_DATA and not pieces.property_of(algorithm.advantage, 'unrewarded')
 
     def to_experience(state, draw, packed, rewarded, logprobs):
-        rewards.check_missing(reward_functions.options, int(state.step), rewarded)
+        rewards.check_missing(reward_functions, int(state.step), rewarded)
         if judged:
             check_rewarded(run.workdir, int(state.step), rewarded)
         grouping = draw.grouping

@@ -17,6 +17,7 @@ from grpo_jax.run.writer import Writer
 from grpo_jax.sharding import chips
 from grpo_jax.tools.report import panels
 from tests import doc_examples, small_model, tiny_run
+from tests.fake_service import serving
 
 
 def test_only_the_first_process_writes(tmp_path, monkeypatch):
@@ -106,7 +107,13 @@ def written(tmp_path_factory):
     folder, names = tmp_path_factory.mktemp('kinds'), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chips, 'lookup', lambda kind: chips.Chip(flops=1e12, bandwidth=1e12))
-        train.run(tiny_run.config(**EVERYTHING), str(folder / 'run'))
+        with serving(default='hash') as judge, serving(default='hash') as service:
+            config = tiny_run.config(**EVERYTHING)
+            config.reward.parts = (*config.reward.parts, ('judge', 0.0), ('http', 0.0))
+            config.reward.options.judge.update(url=judge.url, rubric='Solution: {completion}')
+            config.reward.options.http.update(url=service.url, batch=1)
+            patch.setenv('NO_PROXY', '127.0.0.1')
+            train.run(config, str(folder / 'run'))
     for file in ('metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl', 'cold_start/metrics.jsonl'):
         names[file] = {name for row in tiny_run.rows(folder / 'run', file) for name in row} - {'step'}
     teacher = small_model.write_drawn(folder / 'teacher', seed=5)

@@ -67,6 +67,16 @@ def test_code_of_another_ending_is_code_too(run):
         evaluate.open_recorded(str(workdir))
 
 
+def test_a_service_that_a_workdir_names_is_not_asked(run):
+    workdir, _, _ = run
+    judge = {'url': 'http://127.0.0.1:9/v1', 'key': 'HOME', 'rubric': '{completion}'}
+    change(workdir, lambda config: config['reward']['options'].update(judge=judge))
+    change(workdir, lambda config: config['reward']['parts'].append(['judge', 0.5]))
+    with pytest.raises(BadInput, match=r'names services that would be asked: http://127.0.0.1:9/v1, .*--trust'):
+        evaluate.open_recorded(str(workdir))
+    assert 'judge' in evaluate.open_recorded(str(workdir), trust=True).rewards.parts
+
+
 def test_a_workdir_that_is_trusted_runs_its_code(run):
     workdir, trace, file = run
     change(workdir, lambda config: NAMED['a reward'](config, file))

@@ -98,7 +98,7 @@ class Drawer:
             examples, prompts = self.pick_prompts(indices)
             completions = [self.completions[index] for index in indices]
             rollout = demonstrations.as_rollout(prompts, completions, self.shapes, self.sampling.pad_token)
-            judge = functools.partial(self.judge, examples, rollout, int(state.step) > 0)
+            judge = functools.partial(self.judge, examples, rollout, int(state.step))
             draw = Draw(examples, batches.put_rows(rollout, self.mesh), judge)
         elif self.options.allocation == 'pass_rate':
             tries, hits = (np.asarray(aux[name])[indices] for name in ('tries', 'hits'))
@@ -143,7 +143,7 @@ class Drawer:
         key = jax.random.key(self.seed)
         if index:  # a prompt may come again in a later draw of a step, and must not get the same noise
             key = jax.random.fold_in(key, index)
-        reward_functions = self.reward_functions._replace(tolerant=int(state.step) > 0)
+        reward_functions = self.reward_functions._replace(step=int(state.step))
         stream = rewards.RewardStream(
             reward_functions, examples, self.shapes.group_size, self.tokenizer, self.sampling.stop_tokens
         )
@@ -159,13 +159,13 @@ class Drawer:
         sampling = self.sampling
         return data.prompts(self.dataset, indices, self.shapes.queries, sampling.pad_token, sampling.thinking_start)
 
-    def judge(self, examples: Sequence[Example], rollout: Rollout, tolerant: bool) -> rewards.Rewards:
-        """The Rewards of a rollout; examples: one for each equal block of its rows; tolerant: as of RewardFunctions.
+    def judge(self, examples: Sequence[Example], rollout: Rollout, step: int) -> rewards.Rewards:
+        """The Rewards of a rollout; examples: one for each equal block of its rows; step: of the run.
 
         All processes must call it.
         """
         columns = decode_completions(self.tokenizer, rollout, self.sampling.stop_tokens)
-        compute = functools.partial(rewards.compute_rewards, self.reward_functions._replace(tolerant=tolerant))
+        compute = functools.partial(rewards.compute_rewards, self.reward_functions._replace(step=step))
         rewarded = processes.by_group(compute, examples, *columns)
         if self.options.source == 'pairs':  # the data says which completion is better
             better = np.tile([1.0, 0.0], len(examples))

@@ -192,7 +192,7 @@ def make_exchange(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw
 
         kept: list[Group] = []
         if options.keeps_groups:
-            kept = load_kept(state.aux['kept'], step - options.max_staleness, drawer)
+            kept = load_kept(state.aux['kept'], step - options.max_staleness, step, drawer)
         carry = dict(state.aux), []
         if options.dead_groups == 'replay':
             noise = np.random.default_rng((drawer.seed, step))
@@ -243,8 +243,8 @@ def concatenate(groups: Sequence[Group], mesh: jax.sharding.Mesh) -> Draw:
     return Draw([group.example for group in groups], batches.put_rows(rollout, mesh), lambda: rewarded)
 
 
-def load_kept(kept: dict[str, Any], oldest: int, drawer: Drawer) -> list[Group]:
-    """The Groups in aux['kept'] that step `oldest` or a later one sampled, and that are still alive.
+def load_kept(kept: dict[str, Any], oldest: int, step: int, drawer: Drawer) -> list[Group]:
+    """The Groups in aux['kept'] that step `oldest` or a later one sampled, and that are still alive at `step`.
 
     Their rewards are not stored but computed again, so a run under changed rewards judges the groups by these.
     """
@@ -253,7 +253,7 @@ def load_kept(kept: dict[str, Any], oldest: int, drawer: Drawer) -> list[Group]:
         rows = _rows_of_slot(slot, drawer.shapes.group_size)
         rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
         example, since = drawer.dataset.examples[host['index'][slot]], int(host['since'][slot])
-        rewarded = drawer.judge([example], rollout, tolerant=True)
+        rewarded = drawer.judge([example], rollout, step)
         if not find_dead(drawer.options.gate, rewarded)[0]:
             groups.append(Group(example, rollout, since, rewarded, dead=False))
     return groups

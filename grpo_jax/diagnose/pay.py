@@ -19,8 +19,12 @@ from grpo_jax.diagnose.signs import (
 from grpo_jax.rewards.custom import name_of
 
 LEARNED = ('model', 'process')  # parts that are reward models
+SERVICES = ('judge', 'http')  # parts that ask a service
 # metric -> answer
-FAILURES = {'reward_expired': 'expired', 'reward_died': 'died', 'reward_missing': 'missing', 'unscorable': ''}
+FAILURES = {
+    **{'reward_expired': 'expired', 'reward_died': 'died', 'reward_missing': 'missing'},
+    **{'reward_refused': 'refused', 'unscorable': ''},
+}
 SEEN_OFTEN = 0.1  # from this share of retired prompts on, forgetting them shows in evaluations
 
 
@@ -83,10 +87,11 @@ def flaky_reward(rows: Rows, context: Context) -> Sign | None:
     for name, answer in FAILURES.items():
         shares = last_values(rows, name, count)
         if shares and min(shares) >= context.options.reward_failures:
+            asks = any(part in SERVICES for part, _ in context.parts)
             return Sign(
                 f'{shares[-1]:.0%} of the completions have a reward that failed',
                 f'{name} {shares[0]:.2f} to {shares[-1]:.2f} in {format_steps(rows[-count:])}',
-                answer,
+                'away' if asks and answer == 'missing' else answer,
             )
     return None
 
@@ -174,7 +179,7 @@ MONITORS = (
     Monitor(
         'flaky_reward',
         'rewards are missing, or wrong for no visible reason',
-        ('reward_expired', 'reward_died', 'reward_missing', 'unscorable'),
+        ('reward_expired', 'reward_died', 'reward_missing', 'reward_refused', 'unscorable'),
         flaky_reward,
         {
             'expired': Answer(
@@ -189,6 +194,16 @@ MONITORS = (
                 'a reward of yours raises exceptions, also when it is called again; the console has the first of each '
                 'step. If a service fails, give it more time to come back: minutes',
                 '--config.reward.retries=8',
+            ),
+            'away': Answer(
+                'a service does not answer, also when it is asked again; the console has the first reason of each '
+                'step. Its options at_once, timeout, retries and deadline say how it is asked',
+                '',
+            ),
+            'refused': Answer(
+                'a service refuses completions, or its answers hold no verdict; verdicts.jsonl has the reasons. '
+                'Answers that were cut need more of max_tokens, and a rubric must say how an answer ends',
+                '',
             ),
             '': Answer(
                 'the verifier cannot judge these completions, often because it cannot read the gold answer; the test '

@@ -37,6 +37,7 @@ from grpo_jax.rewards.scoring import (
     advantage_inputs,
     check_missing,
     compute_rewards,
+    service_counts,
     shape_rewards,
 )
 
@@ -55,5 +56,6 @@ __all__ = [
     'compute_rewards',
     'name_of',
     'options_of',
+    'service_counts',
     'shape_rewards',
 ]

@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
@@ -19,7 +20,7 @@ from grpo_jax.workers import Pool
 PARTS = "pairs of a reward and its weight within 1e6, like (('numeric', 1.0), ('format', 0.5))"
 WITH_OPTIONS = ('reward', 'strict', 'measure', 'steps')  # functions of a reward's file that may have options
 # arguments that come from the run and not from the config
-SUPPLIED = ('correct', 'limit', 'models', 'pool', 'sandbox', 'truncated')
+SUPPLIED = ('correct', 'limit', 'models', 'pool', 'sandbox', 'services', 'step', 'truncated', 'workdir')
 Amount = Annotated[float, Range(least=-1e6, most=1e6)]  # of a reward; float32 must hold its square
 
 
@@ -186,11 +187,13 @@ class Part(NamedTuple):
     own: bool = False  # a function of the user's, whose exceptions may pass
     reads_correct: bool = False  # reads the verifier's verdict
     reads_truncated: bool = False  # reads whether the budget ended before a stop token
+    remote: bool = False  # asks a service, which may be away
     columns: Sequence[str] = ()  # that the data set must have
 
-    def tell_truncated(self, truncated: Any) -> dict[str, Any]:
-        """The keyword argument `truncated`, where the part reads it; {} where it does not."""
-        return {'truncated': truncated} if self.reads_truncated else {}
+    def tell(self, truncated: Any, step: int | None) -> dict[str, Any]:
+        """The keyword arguments `truncated` and `step`, of the run, where the part reads them."""
+        known = {'truncated': truncated} if self.reads_truncated else {}
+        return known | ({'step': step} if self.remote else {})
 
 
 class RewardFunctions(NamedTuple):
@@ -208,7 +211,12 @@ class RewardFunctions(NamedTuple):
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
     shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], a function of rewards.length
     by_source: Mapping[str, 'RewardFunctions'] = MappingProxyType({})  # source -> the functions that judge it instead
-    tolerant: bool = False  # completions may lack a part of the user's that raises exceptions; else these are raised
+    step: int | None = None  # of the run, for which completions are judged; None: they are outside of its steps
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether completions may lack a part whose calls raise exceptions; else these are raised."""
+        return bool(self.step)
 
     @property
     def verifier(self) -> str:
@@ -254,14 +262,20 @@ class RewardFunctions(NamedTuple):
         self.resources.close(wait=kind is None)  # an error must not wait for a reward that hangs
 
 
-def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Callable] | None = None) -> RewardFunctions:
+def build(
+    options: RewardOptions, max_tokens: int, functions: Mapping[str, Callable] | None = None, workdir: str = os.devnull
+) -> RewardFunctions:
     """Builds the RewardFunctions of a run; raises BadInput for a reward that cannot work.
 
-    max_tokens: the most tokens of a completion; functions: further rewards by name. No thread or process starts yet.
+    max_tokens: the most tokens of a completion; functions: further rewards by name; workdir: where services' verdicts
+    are stored, once it is a folder. No thread or process starts yet.
     """
     resources = Resources(workers=options.workers, deadline=options.deadline, memory_gib=options.memory_gib)
     find = functools.partial(_find, functions=functions or {}, pool=resources.pool)
-    shared = {'pool': resources.pool, 'sandbox': resources.sandbox, 'models': resources.models}
+    shared = {
+        **{'pool': resources.pool, 'sandbox': resources.sandbox, 'models': resources.models},
+        **{'services': resources.services, 'workdir': workdir},
+    }
     bind = functools.partial(_bind, options=options.options, shared=shared)
     sources = {'reward': options.sources[0]} | {f'reward.by_source.{n}': s for n, s in options.by_source.items()}
     weights = {custom.name_of(path): (path, weight) for source in options.sources for path, weight in source.parts}
@@ -285,6 +299,8 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
             if name in (functions or {}) and declared_options(name):  # the config has options of its namesake
                 continue
             check(_check_declared, name, options.options.get(name, {}), check(_options_in, module))
+            if name in weights and module is not UNMADE and hasattr(module, 'check'):
+                check(lambda name=name, module=module: bind(name, module.check)())
         for key, source in sources.items():
             names = [custom.name_of(path) for path, _ in source.parts]
             if source.verifier and source.verifier not in names:
@@ -324,7 +340,7 @@ def _make_part(name, module, weight, bind, own):
     asynchronous, batched = binding.is_async(function), 'completions' in parameters
     columns = getattr(function.func, 'columns', getattr(module, 'COLUMNS', ()))
     reads = 'correct' in parameters, 'truncated' in parameters
-    return Part(function, weight, asynchronous, batched, own, *reads, columns=columns)
+    return Part(function, weight, asynchronous, batched, own, *reads, 'services' in parameters, columns)
 
 
 def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
@@ -342,15 +358,12 @@ def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Examp
 
 
 def options_of(path: str) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters of a part's reward function, by name.
+    """{option: parameter} of a part, with the fields of the NamedTuples that its functions take.
 
-    They are the part's options, and the arguments that the run supplies (SUPPLIED). A parameter whose type is a
-    NamedTuple stands for one option for each of its fields. path: the part as reward.parts names it. Raises BadInput
-    for an unknown part, and for a FILE.py that cannot be imported.
+    path: the part as reward.parts names it. Raises BadInput for an unknown part, and for a FILE.py that cannot be
+    imported.
     """
-    pool = Pool(1, deadline=1.0, memory_gib=1.0)  # never started
-    parameters = inspect.signature(_find(path, functions={}, pool=pool).reward).parameters
-    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return _options_in(_find(path, functions={}, pool=Pool(1, deadline=1.0, memory_gib=1.0)))  # it never starts
 
 
 def _find(path, key='parts', *, functions, pool):
@@ -383,10 +396,12 @@ def _bind(name, function, options, shared):
         if parameter.kind is not parameter.KEYWORD_ONLY:
             continue
         fields = getattr(parameter.annotation, '_fields', ())  # of a NamedTuple
-        absent = [field for field in fields or [key] if field not in values]
+        defaults = getattr(parameter.annotation, '_field_defaults', ())
+        absent = [field for field in fields or [key] if field not in values and field not in defaults]
         if not absent:
-            bound[key] = parameter.annotation(*(values[field] for field in fields)) if fields else values[key]
-        elif parameter.default is parameter.empty and key not in ('correct', 'truncated'):
+            given = {field: values[field] for field in fields if field in values}
+            bound[key] = parameter.annotation(**given) if fields else values[key]
+        elif parameter.default is parameter.empty and key not in ('correct', 'step', 'truncated'):
             missing += absent
     ranges.check(function, options.get(name, {}), f'reward.options.{name}')
     if missing:

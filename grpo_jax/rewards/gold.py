@@ -1,19 +1,23 @@
 """Before a run starts each reward is called once, and the verifier must pass the gold self-test.
 
-It must accept gold answers there, and refuse changed ones.
+It must accept gold answers there, and refuse changed ones. A service must agree with the user's labels, if there are.
 """
 
 from collections.abc import Sequence
 import functools
+import json
 import logging
 import re
 import traceback
+
+import numpy as np
 
 from grpo_jax.data import spread
 from grpo_jax.errors import BadInput, Checks
 from grpo_jax.example import Example
 from grpo_jax.rewards.build import RewardFunctions, check_parameters
-from grpo_jax.rewards.scoring import call_part, compute_rewards, judge_at_once
+from grpo_jax.rewards.scoring import call_part, compute_rewards, judge_at_once, service_counts
+from grpo_jax.statistics import share_interval
 from grpo_jax.text import during, escape
 
 NUMBER = re.compile(r'(?:(?<![\d)}])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)')
@@ -38,6 +42,50 @@ def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
     """
     for functions, indices in reward_functions.divide(examples):
         _check_source(functions, [examples[i] for i in indices])
+    for name, part in reward_functions.every_part.items():
+        if part.remote and part.function.keywords['service'].labels:
+            check_labels(reward_functions, name)
+
+
+def check_labels(reward_functions: RewardFunctions, name: str):
+    """Prints how a service agrees with labelled rows, and what its verdicts cost; raises BadInput below `agreement`.
+
+    A row of the file has prompt, completion, label (a number, true or false), and may have answer and columns. The
+    service agrees where its reward lies less than 0.5 from the label.
+    """
+    part, key = reward_functions.parts[name], f'reward.options.{name}'
+    service, texts, examples, labels = part.function.keywords['service'], [], [], []
+    with open(service.labels, encoding='utf8') as lines:
+        for number, line in enumerate(lines):
+            try:
+                row = json.loads(line)
+                prompt, text, label = str(row.pop('prompt')), str(row.pop('completion')), float(row.pop('label'))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                remedy = f'line {number + 1} has no prompt, completion and label ({error}); mend it'
+                raise BadInput(f'{key}.labels', service.labels, remedy) from None
+            texts, labels = [*texts, text], [*labels, label]
+            examples.append(Example(prompt, str(row.pop('answer', '')), number, row))
+    outcomes = judge_at_once(reward_functions, part, texts, examples, [False] * len(texts))
+    values = [np.nan if isinstance(o.value, Exception) or o.value is None else o.value for o in outcomes]
+    errors = np.abs(np.array(values) - labels)
+    low, high = share_interval(np.where(errors < 0.5, 1.0, 0.0), level=0.95)
+    agreement, refused = float(np.mean(errors < 0.5)), int(np.isnan(errors).sum())
+    store, paid = reward_functions.resources.services[name].store, service_counts(reward_functions)[f'{name}/cost']
+    print(
+        escape(
+            f'self-test of {name}: agrees with {agreement:.1%} of {len(labels)} labelled rows ({low:.1%} to {high:.1%} '
+            f'at 95 %), mean error {np.nanmean([*errors, 0] if refused == len(errors) else errors):.3f}, {refused} '
+            f'without a verdict; it has cost {paid:.4g}, and 1,000 verdicts cost {1000 * store.cost / store.count:.4g}'
+        )
+    )
+    if agreement < service.agreement:
+        worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
+        raise BadInput(
+            f'{key}.agreement',
+            service.agreement,
+            f'is more than the {agreement:.1%} of {service.labels} that {name} judges as labelled; line {worst + 1} is '
+            f'{labels[worst]:g}, and it says {outcomes[worst].value}; mend the rubric, or take another model',
+        )
 
 
 def _check_source(reward_functions, examples):
@@ -95,6 +143,12 @@ def _try_part(functions, name, example):
     """Calls a part, with the verifier where it reads its verdict."""
     read = functions.parts[name].reads_correct and functions.verifier
     parts = {other: part for other, part in functions.parts.items() if other in (name, read)}
+    if parts[name].remote:
+        (outcome,) = judge_at_once(functions, parts[name], [example.answer], [example], [False])
+        if isinstance(outcome.value, Exception):
+            remedy = f'says of the answer of example {example.id}: {outcome.value}; mend its options'
+            raise BadInput('reward.parts', name, remedy)
+        return
     try:
         once = functions._replace(parts=parts, options=functions.options._replace(retries=0))
         rewarded = compute_rewards(once, [example], [example.answer], [False], [1])
@@ -156,7 +210,7 @@ def _misjudgements(reward_functions, part, examples, judging):
 def _misjudgement(reward_functions, part, example):
     """What the verifier misjudges in an example, or ''."""
     for completion, expected in _questions(reward_functions, example):
-        value = call_part(reward_functions, part, completion, example, **part.tell_truncated(False)).value
+        value = call_part(reward_functions, part, completion, example, **part.tell(False, None)).value
         if reason := _verdict(reward_functions, value, completion, expected):
             return reason
     return ''

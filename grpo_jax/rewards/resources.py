@@ -79,6 +79,7 @@ class Resources:
         self.pool = Pool(workers, deadline=deadline, memory_gib=memory_gib)
         self.sandbox = Sandbox()
         self.models = {}  # reward models by where they come from, see rewards.model.load
+        self.services = {}  # clients of services by the part that asks them, see rewards.remote.client
         self.event_loop = EventLoop()
 
     def close(self, wait: bool = True):
@@ -91,3 +92,4 @@ class Resources:
         self.pool.close()
         self.sandbox.close()
         self.models.clear()
+        self.services.clear()

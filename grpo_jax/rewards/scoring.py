@@ -16,13 +16,18 @@ import numpy as np
 
 from grpo_jax.example import Example
 from grpo_jax.grouping import Grouping
-from grpo_jax.rewards.build import Part, RewardFunctions, RewardOptions
+from grpo_jax.rewards.build import Part, RewardFunctions
 from grpo_jax.rewards.custom import RewardError
 from grpo_jax.text import completion_text, escape
 from grpo_jax.workers import Died, Expired
 
+
+class Refused(Exception):
+    """A service refused a request, or gave an answer that is no verdict."""
+
+
 # exceptions that count against a completion, and what they count as
-FAILURES = {Expired: 'expired', TimeoutError: 'expired', Died: 'died', RecursionError: 'died'}
+FAILURES = {Expired: 'expired', TimeoutError: 'expired', Died: 'died', RecursionError: 'died', Refused: 'refused'}
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a part is called again, twice as long each time
 LONGEST = 500  # characters of an exception's text
 
@@ -138,7 +143,7 @@ def _begin_parts(reward_functions, text, example, truncated):
     for name, part in sorted(functions.parts.items(), key=lambda item: item[0] != verifier):
         if part.batched:
             continue
-        known = part.tell_truncated(truncated)
+        known = part.tell(truncated, functions.step)
         if part.reads_correct:
             known['correct'] = _is_correct(functions, outcomes[verifier].value)
         call = _submit if part.asynchronous else call_part
@@ -169,7 +174,8 @@ def _submit(reward_functions, part, *arguments, **known):
     async def call():
         retry = 0
         while True:
-            limit = asyncio.timeout(None if part.batched else reward_functions.options.deadline)
+            # a service has a deadline of its own, which counts against no completion
+            limit = asyncio.timeout(None if part.batched or part.remote else reward_functions.options.deadline)
             try:
                 async with limit:
                     return Outcome(await part.function(*arguments, **known), retry > 0)
@@ -187,8 +193,8 @@ def _submit(reward_functions, part, *arguments, **known):
 def _after_exception(reward_functions, part, retry, error):
     """What an exception in call number `retry`, from 0, of a part leads to: an Outcome, or None for another call.
 
-    A part of the user's is called again, reward.retries times, unless the completion itself makes it fail. Raises the
-    exception where it counts against no completion and none may lack a part.
+    A part of the user's is called again, reward.retries times, unless the completion itself makes it fail. A service
+    was asked again already. Raises the exception where it counts against no completion and none may lack a part.
     """
     counted = isinstance(error, tuple(FAILURES))
     passing = not counted or isinstance(error, TimeoutError)  # which a judge raises when its service is slow
@@ -196,7 +202,7 @@ def _after_exception(reward_functions, part, retry, error):
         return None
     if counted:
         return Outcome(error, retry > 0)
-    if part.own and reward_functions.tolerant:
+    if reward_functions.tolerant and (part.own or (part.remote and isinstance(error, RewardError))):
         return Outcome(None, retry > 0, error)
     raise error
 
@@ -219,9 +225,10 @@ def judge_at_once(
     """
     if not part.batched:
         rows = zip(texts, examples, truncated, strict=True)
-        futures = [_submit(reward_functions, part, *row, **part.tell_truncated(cut)) for *row, cut in rows]
+        step = reward_functions.step
+        futures = [_submit(reward_functions, part, *row, **part.tell(cut, step)) for *row, cut in rows]
         return [future.result() for future in futures]
-    whole, known = (list(texts), list(examples)), part.tell_truncated(list(truncated))
+    whole, known = (list(texts), list(examples)), part.tell(list(truncated), reward_functions.step)
     if part.asynchronous:
         outcome = _submit(reward_functions, part, *whole, **known).result()
     else:
@@ -247,6 +254,8 @@ def _add_up(reward_functions, examples, columns, started):
     options, parts, correct = reward_functions.options, {}, np.full(len(texts), np.nan)
     total = options.truncated_reward * truncated
     failures = {name: np.zeros(len(texts), bool) for name in FAILURES.values()}
+    if not any(part.remote for part in reward_functions.every_part.values()):
+        del failures['refused']
     retried, errors = np.zeros(len(texts), bool), np.full(len(texts), '', object)
     functions = [reward_functions.of(example) for example in examples]
     for name, part in reward_functions.every_part.items():
@@ -285,21 +294,36 @@ def _describe(error):
     return escape(' '.join(text.split())[:LONGEST])
 
 
-def check_missing(options: RewardOptions, step: int, rewarded: Rewards):
+def check_missing(reward_functions: RewardFunctions, step: int, rewarded: Rewards):
     """Warns of completions of a step that lack a part whose calls all raised exceptions.
 
-    Raises RewardsMissing when their share is above reward.most_missing.
+    Raises RewardsMissing when their share is above reward.most_missing. Else the step learns without these parts, and
+    what services did not answer is written down for a run that is resumed.
     """
-    missing = rewarded.failures['missing']
-    if not missing.any():
-        return
-    text = (
-        f'step {step}: {missing.sum()} of {len(missing)} completions lack a part of their reward, which raised an '
-        f'exception in each of {options.retries + 1} calls; the first is {next(filter(None, rewarded.errors))}'
-    )
-    if missing.mean() > options.most_missing:
-        raise RewardsMissing('reward.most_missing', options.most_missing, f'{text}; then the same command goes on')
-    logger.warning('%s', text)
+    missing, most = rewarded.failures['missing'], reward_functions.options.most_missing
+    if missing.any():
+        text = (
+            f'step {step}: {missing.sum()} of {len(missing)} completions lack a part of their reward, which raised an '
+            f'exception in each of its calls; the first is {next(filter(None, rewarded.errors))}'
+        )
+        if missing.mean() > most:
+            raise RewardsMissing('reward.most_missing', most, f'{text}; then the same command goes on')
+        logger.warning('%s', text)
+    for client in reward_functions.resources.services.values():
+        client.settle(step)
+
+
+def service_counts(reward_functions: RewardFunctions) -> dict[str, float]:
+    """{part/name: number} of requests (calls), stored verdicts, retries and cost since the last call, of this process.
+
+    Each part that asks a service has them; {} without one.
+    """
+    counts = {}
+    for name, part in reward_functions.every_part.items():
+        if part.remote:
+            client = reward_functions.resources.services.get(name)
+            counts |= {f'{name}/{key}': n for key, n in (client.take_counts() if client else {}).items()}
+    return counts
 
 
 def shape_rewards(reward_functions: RewardFunctions, rewarded: Rewards, grouping: Grouping) -> Float[np.ndarray, 'P G']:

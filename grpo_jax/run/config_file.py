@@ -226,7 +226,7 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
     """The config in workdir/config.json.
 
     Raises BadInput when the file is missing, lacks keys, has values of wrong types, or names Python files, which would
-    run; trust: such files are allowed.
+    run, or services, which would get completions and a key; trust: such files and services are allowed.
     """
     path = os.path.join(workdir, 'config.json')
     if not os.path.isfile(path):
@@ -241,6 +241,12 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
             workdir,
             f'its config.json names code that would run: {", ".join(paths)}; read it, and add --trust if you trust it',
         )
+    options = recorded['reward']['options'].values()
+    if (
+        urls := [str(values['url']) for values in options if isinstance(values, dict) and 'url' in values]
+    ) and not trust:
+        asked = f'its config.json names services that would be asked: {", ".join(urls)}'
+        raise BadInput('--workdir', workdir, f'{asked}, with a key of yours; add --trust if you trust them')
     return ConfigDict(_replace_lists(recorded))
 
 

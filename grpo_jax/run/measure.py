@@ -17,7 +17,7 @@ from grpo_jax.algorithms import Grouping, group_math
 from grpo_jax.collect.draw import Draw
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora, transformer
-from grpo_jax.rewards import RewardFunctions, Rewards, language, reflection
+from grpo_jax.rewards import RewardFunctions, Rewards, language, reflection, service_counts
 from grpo_jax.sampler.engine import Stats
 from grpo_jax.sharding import chips
 from grpo_jax.types import Experience, Rollout, map_table
@@ -42,15 +42,19 @@ def make_measure(run: Any) -> Callable[[int, Draw, Rewards, Experience], dict[st
 def make_speeds(run: Any) -> Callable[[Draw, Mapping[str, float]], dict[str, float]]:
     """A function (draw, {stage: seconds}) -> {name: number} of a Run's step; all processes must call it.
 
-    The numbers are the sampler's speed, seconds of computing rewards, MiB of host memory, and learner/mfu (FLOPs of the
-    update per second / the chips' peak) where the chip is known.
+    The numbers are the sampler's speed, seconds of computing rewards, what services were asked, MiB of host memory, and
+    learner/mfu (FLOPs of the update per second / the chips' peak) where the chip is known.
     """
     learning, algorithm = run.settings.learning, run.algorithm
     group_size = run.settings.step_shapes(algorithm).group_size
     chip = chips.lookup(run.mesh.devices.flat[0].device_kind)
+    asks_services = any(part.remote for part in run.rewards.every_part.values())
 
     def speeds(draw, seconds):
         speed = {'host_mib': host_mib()}
+        if asks_services:
+            each = processes.gather(service_counts(run.rewards))
+            speed |= {name: sum(counts.get(name, 0) for counts in each) for name in set().union(*each)}
         if draw.stats is not None:
             speed |= sampler_speed(draw.stats, chip)
             speed['reward/seconds'] = sum(stream.seconds for stream in draw.streams)

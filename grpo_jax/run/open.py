@@ -52,6 +52,7 @@ NOWHERE = os.path.join(os.devnull, 'nowhere')  # the workdir of a Run that has n
 WRITTEN = (
     *(lock.FILE, MAKING, checkpoint.FOLDER, checkpoint.DAMAGED, checkpoint.COLD_START, checkpoint.BAD),
     *('model', 'data.json', steering.CONTENTS, steering.ENVIRONMENT, rows.EVENTS, 'programs.json', 'teacher.json'),
+    *('verdicts.jsonl', 'unanswered.jsonl'),
     *('profile', *FILES, 'tensorboard', 'rollouts'),
 )
 
@@ -191,7 +192,7 @@ def open_config(
             check(peft.check, source.lora.path, model.config, source.lora)
         sampling = check(_add_tokens, settings.sampling, model, settings.data)
         most = sys.maxsize if sampling is UNMADE else sampling.max_tokens  # which only shaping by length reads
-        reward_functions = check(rewards.build, settings.rewards, most, functions)
+        reward_functions = check(rewards.build, settings.rewards, most, functions, workdir)
         check(_check_model_path, changes, workdir, model.folder, source.random_init, steered)
     return Run(settings._replace(data=located, sampling=sampling), None, model, mesh, reward_functions, workdir)
 

@@ -285,6 +285,12 @@ MUST: dict[str, list[Stream]] = {
         Stream(rows(3, reward_expired=0.1), 'reward_expired 0.10 to 0.10 in steps 0 to 2', RUN),
         Stream(rows(3, reward_died=0.1), 'reward_died 0.10', RUN),
         Stream(rows(3, reward_missing=0.08, unscorable=0.08), 'reward_missing 0.08', RUN),
+        Stream(
+            rows(3, reward_missing=0.08), 'reward_missing 0.08', RUN._replace(parts=(('numeric', 1.0), ('judge', 0.5)))
+        ),
+        Stream(
+            rows(3, reward_refused=0.08), 'reward_refused 0.08', RUN._replace(parts=(('numeric', 1.0), ('judge', 0.5)))
+        ),
         Stream(rows(3, unscorable=0.1), 'unscorable 0.10', RUN),
     ],
     'falling_evaluation': [

@@ -63,7 +63,7 @@ class Service:
 
 def judge(functions, texts, tolerant=True):
     none = np.zeros(len(texts), bool)
-    return rewards.compute_rewards(functions._replace(tolerant=tolerant), [example('1')], texts, none, none * 1)
+    return rewards.compute_rewards(functions._replace(step=int(tolerant)), [example('1')], texts, none, none * 1)
 
 
 KINDS = ['plain', 'later', 'at_once', 'of_file']
@@ -114,7 +114,7 @@ def test_where_nothing_may_be_missing_the_exception_is_raised_after_the_retries(
 def test_a_stream_may_lack_parts_too():
     service = Service(9)
     with make(('plain', 1.0), functions=service.functions(), retries=1) as functions:
-        stream = rewards.RewardStream(functions._replace(tolerant=True), [example('1')], 2, Words())
+        stream = rewards.RewardStream(functions._replace(step=1), [example('1')], 2, Words())
         for row in range(2):
             stream.add(row, [100 + row], False)
         rewarded = stream.results()
@@ -195,7 +195,7 @@ def step_of(missing, count=20):
 
 
 def test_some_missing_parts_are_said_and_more_end_the_run(caplog):
-    options = rewards.RewardOptions(most_missing=0.1)
+    options = make(('numeric', 1.0), most_missing=0.1)
     rewards.check_missing(options, 7, step_of(0))
     assert not caplog.text
     rewards.check_missing(options, 7, step_of(2))

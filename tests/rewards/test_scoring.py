@@ -21,12 +21,12 @@ def example(answer):
     return Example('question', answer, 0, {})
 
 
-def make(*parts, verifier='', functions=None, options=None, **changes):
+def make(*parts, verifier='', functions=None, options=None, workdir=os.devnull, **changes):
     section = default.get_config().reward
     section.update({'parts': parts, 'verifier': verifier, 'retries': 0} | changes)
     if options:
         section.options = options
-    return rewards.build(rewards.RewardOptions.from_config(section), 64, functions)
+    return rewards.build(rewards.RewardOptions.from_config(section), 64, functions, workdir)
 
 
 def compute(reward_functions, examples, texts, truncated=None):

@@ -51,7 +51,11 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         Panel('Training reward', ('reward',), 'Mean over the completions of a step.'),
         Panel('Parts of the reward', ('reward/*',)),
         Panel('Spread of rewards', ('reward_std', 'advantage_abs', 'advantage_variance')),
-        Panel('Rewards that raised exceptions', ('reward_retried', 'reward_missing'), 'Shares of completions.'),
+        Panel(
+            'Rewards that raised exceptions, or were refused',
+            ('reward_retried', 'reward_missing', 'reward_refused'),
+            'Shares of completions.',
+        ),
     ),
     'Groups': (
         Panel('Groups by pass rate', OUTCOMES, 'Groups that are all right or all wrong teach nothing.', stacked=True),
@@ -99,6 +103,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         Panel('Seconds by stage', ('sample', 'reward', 'update', 'evaluate'), file='timings', stacked=True),
         Panel('Tokens a second', ('sampler/tokens_per_second',), 'Of the sampler.', file='timings'),
         Panel('Share of what the chip can do', ('learner/mfu', 'sampler/roofline'), file='timings'),
+        Panel('What services were asked', ('judge/*', 'http/*'), 'A step.', file='timings'),
         Panel('Memory of the host', ('host_mib',), 'MiB.', file='timings'),
         Panel('Other times', ('*',), file='timings'),
     ),

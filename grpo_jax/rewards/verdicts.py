@@ -1,0 +1,98 @@
+"""A file of verdicts by the hash of their request, which runs share: what one of them has paid for, none pays again.
+
+Each line is a JSON object with its key. The first record of a key holds, so that all who share the file read the same.
+"""
+
+import fcntl
+import json
+import os
+import threading
+from typing import Any
+
+from grpo_jax.hosts import files
+
+BLOCK = 1 << 24  # bytes that are indexed at once
+
+
+class Store:
+    """Records by key in a file of lines; threads and processes may use it at once, and may be killed at any moment.
+
+    A line that a killed process left unfinished is passed over. Until the folder of the file is there, records wait in
+    memory. Only the places of records are kept in memory, since their answers may be long.
+    """
+
+    def __init__(self, path: str):
+        """path: of the file, which may not be there yet."""
+        self.path, self._lock = path, threading.Lock()
+        self._places: dict[str, int] = {}  # key -> the record's first byte in the file
+        self._waiting: dict[str, dict] = {}  # key -> a record that no file has yet
+        self._indexed = 0  # bytes of the file that were looked at
+        self._cost = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many records the file had when it was last read, with those that wait."""
+        return len(self._places) + len(self._waiting)
+
+    @property
+    def cost(self) -> float:
+        """The sum of the records' costs, of those that count counts."""
+        return self._cost + sum(record.get('cost', 0.0) for record in self._waiting.values())
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The record of a key; None where no process has written one."""
+        with self._lock:
+            self._index()
+            return self._read(key)
+
+    def put(self, key: str, record: dict[str, Any]) -> dict[str, Any]:
+        """Adds a record, which no kill takes back, unless the key has one; returns the key's record.
+
+        Raises CannotWrite for an error of the disk.
+        """
+        with self._lock:
+            self._waiting.setdefault(key, record)
+            if not os.path.isdir(os.path.dirname(self.path)):
+                return self._waiting[key]
+            with files.writing(self.path), open(self.path, 'ab', buffering=0) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # the file's end frees it, also where the process is killed
+                self._index()
+                # behind what a killed process has left of a line
+                lines = [''] if os.fstat(file.fileno()).st_size > self._indexed else []
+                new = {name: value for name, value in self._waiting.items() if name not in self._places}
+                lines += [json.dumps({'key': name} | value) for name, value in new.items()]
+                files.append_whole(file, ''.join(f'{line}\n' for line in lines).encode())
+                self._index()
+            self._waiting.clear()
+            return self._read(key) or record
+
+    def _read(self, key):
+        """The record of a key that is indexed or waits, else None."""
+        if key in self._waiting or key not in self._places:
+            return self._waiting.get(key)
+        with open(self.path, 'rb') as file:
+            file.seek(self._places[key])
+            return json.loads(file.readline())
+
+    def _index(self):
+        """Notes the places of the records that were written since; a shorter file is a new one."""
+        size = os.path.getsize(self.path) if os.path.isfile(self.path) else 0
+        if size < self._indexed:
+            self._places, self._indexed, self._cost = {}, 0, 0.0
+        while self._indexed < size:
+            with open(self.path, 'rb') as file:
+                file.seek(self._indexed)
+                block = file.read(min(BLOCK, size - self._indexed))
+            whole = block[: block.rfind(b'\n') + 1]
+            if not whole:
+                return  # a line that is being written, or was never finished
+            for line in whole.splitlines(keepends=True):
+                try:
+                    record = json.loads(line)
+                    key, cost = record['key'], float(record.get('cost', 0.0))
+                except (ValueError, TypeError, KeyError):
+                    key, cost = None, 0.0
+                if isinstance(key, str) and key not in self._places:
+                    self._places[key] = self._indexed
+                    self._cost += cost
+                self._indexed += len(line)
