@@ -56,8 +56,9 @@ def define_steering():
 
 
 def read_steering() -> Steering:
-    """The Steering of the flags --amend and --branch."""
-    return Steering(flags.FLAGS.amend, flags.FLAGS.branch)
+    """The Steering of the flags --amend, --branch and --config.KEY."""
+    given = config_flags.get_override_values(flags.FLAGS['config'])
+    return Steering(flags.FLAGS.amend, flags.FLAGS.branch, frozenset(given))
 
 
 def define_profile():

@@ -31,7 +31,7 @@ from grpo_jax.models.abstract import abstract_trained
 from grpo_jax.models.hf import families, peft
 from grpo_jax.ranges import Kind
 from grpo_jax.rewards import gold
-from grpo_jax.run import checkpoint, console, digest, rows, steering
+from grpo_jax.run import checkpoint, config_file, console, digest, rows, steering
 from grpo_jax.run.observers import abstract_probe
 from grpo_jax.run.settings import Settings, recorded_form
 from grpo_jax.run.steering import Steering
@@ -135,6 +135,9 @@ def open_run(
             return run  # the rest compares them with one another
         run = open_algorithm(run, algorithm, check)
         settings, model = run.settings, run.model
+        unread = check(settings.find_unread, algorithm, run.rewards)
+        defaults = recorded_form(config_file.read_defaults())
+        check(steering.refuse_unread, unread, settings.recorded, defaults, run.workdir, steered.flags)
         if algorithm.needs_teacher and settings.teacher.path:
             columns, size = settings.data.max_prompt_tokens + settings.sampling.max_tokens, model.config.vocab_size
             check(policies.check_teacher_model, settings.teacher.path, model.tokenizer, size, columns, run.mesh)
@@ -492,7 +495,7 @@ def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunc
     options shape a total reward that the algorithm does not read.
     """
     reads, name = algorithm.advantage_reads, pieces.name_of(algorithm.advantage)
-    if 'step_rewards' in reads and not functions.steps:
+    if algorithm.needs_steps and not functions.steps:
         raise BadInput(
             'reward.step_rewards',
             NO_VALUE,
@@ -557,7 +560,7 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
     shapes, updates = settings.step_shapes(algorithm), settings.steps * settings.learning.updates
     optimizers = Optimizers(
         build_optimizer(settings.optimizer, updates),
-        build_optimizer(settings.critic_optimizer, updates),
+        build_optimizer(settings.critic_optimizer, updates) if algorithm.needs_values else None,
         learning_rates(settings.optimizer, updates),
     )
     return make_learner(
