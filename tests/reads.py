@@ -1,71 +1,83 @@
-"""Records which keys of a config a run reads: fields of options that code takes, where it checks nothing."""
+"""Records which keys of a config code reads, so that a test need not believe what the fields say of themselves."""
 
+import ast
 from collections import defaultdict
 import contextlib
 import inspect
+import pathlib
 import sys
+from typing import Any
 
+import grpo_jax
 from grpo_jax import ranges
 from grpo_jax.learner.options import Optimization
 from grpo_jax.run.settings import Keys
 
-# functions that look at settings to refuse or to describe them, and do not act on them
-ASIDE = ('check', '_check', 'from_config', 'refuse', '_refuse', 'warn', 'advise', 'recorded', 'to_section')
+# beginnings of names of functions that look at settings to refuse them, or to put them together
+ASIDE = (*('check', '_check', 'open_algorithm', 'from_config', 'sources'), *('find_unread', '_allows', 'read_options'))
+ACTING = ('_check_source',)  # the gold self-test
+CODE = pathlib.Path(grpo_jax.__file__).parent
 
 
-def fields(declared=Keys, prefix='', keys=None):
-    """{(options type, field): dotted keys} of all options types that Keys holds."""
-    keys = defaultdict(list) if keys is None else keys
+def is_aside(name):
+    """Whether a function of this name looks at settings and does not act on them."""
+    return name.startswith(ASIDE) and name not in ACTING
+
+
+def fields(declared=Keys, prefix=''):
+    """{(options type, field): its dotted keys}; a field that is no key has none."""
+    keys = defaultdict(list)
     for name, parameter in inspect.signature(declared).parameters.items():
-        place, options = ranges._mark(parameter.annotation, ranges.Place), ranges.type_of(parameter.annotation)
-        if options:
-            fields(options, prefix if place is ranges.Place.HERE else f'{prefix}{name}.', keys)
-        elif place is None:
-            keys[declared, name].append(f'{prefix}{name}')
+        path = f'{prefix}{name}'
+        if options := ranges.type_of(parameter.annotation):
+            flat = name not in ranges.keys_of(declared)
+            for field, own in fields(options, prefix if flat else f'{path}.').items():
+                keys[field] += own
+        else:
+            keys[declared, name] += [path] if path in ranges.marks_of(Keys) else []
     return keys
 
 
 @contextlib.contextmanager
 def recorded():
-    """Yields {dotted key: {reader}}, which fills while code runs."""
-    seen, undo = defaultdict(set), []
+    """Yields {dotted key: {the functions that have read it}}, which fills while code runs."""
+    seen = defaultdict(set)
 
-    def watch(declared, field, keys):
-        own = vars(declared)[field]
+    def reader(key, read):
+        def record(self):
+            frame: Any = sys._getframe(1)
+            while frame.f_code.co_name.startswith('<'):  # a comprehension, a lambda
+                frame = frame.f_back
+            if not is_aside(frame.f_code.co_name):
+                seen[key].add(f'{pathlib.Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}')
+            return read(self)
 
-        def read(self):
-            frame = sys._getframe(1)
-            name = frame.f_code.co_name
-            if not name.startswith(ASIDE):
-                for key in keys:
-                    seen[key].add(f'{frame.f_code.co_filename.rpartition("grpo_jax/")[2]}:{name}')
-            return own.__get__(self)
+        return property(record)
 
-        setattr(declared, field, property(read))
-        undo.append((declared, field, own))
+    with contextlib.ExitStack() as undo:
+        for (declared, field), keys in fields().items():
+            own = vars(declared).get(field)
+            if len(keys) == 1 and own is not None:
+                setattr(declared, field, reader(keys[0], own.__get__))
+                undo.callback(setattr, declared, field, own)
+        make = vars(Optimization)['from_config']
 
-    for (declared, field), keys in fields().items():
-        if declared is not Optimization and field in getattr(declared, '_fields', ()):
-            watch(declared, field, keys)
-    make = vars(Optimization)['from_config']
+        def named(cls, section, name='optimizer'):
+            """One type has the keys of three sections: each has a type of its own here."""
+            readers = {field: reader(f'{name}.{field}', vars(cls)[field].__get__) for field in cls._fields}
+            return type(name, (cls,), readers)(*make.__get__(None, cls)(section, name))
 
-    def named(cls, section, name='optimizer'):
-        options = make.__get__(None, Optimization)(section, name)
-
-        def reader(field):
-            def read(self):
-                seen[f'{name}.{field}'].add(sys._getframe(1).f_code.co_name)
-                return tuple.__getitem__(self, Optimization._fields.index(field))
-
-            return property(read)
-
-        kind = type('Optimization', (Optimization,), {f: reader(f) for f in Optimization._fields})
-        return kind(*options)
-
-    Optimization.from_config = classmethod(named)
-    try:
+        Optimization.from_config = classmethod(named)
+        undo.callback(setattr, Optimization, 'from_config', make)
         yield seen
-    finally:
-        for declared, field, own in undo:
-            setattr(declared, field, own)
-        Optimization.from_config = make
+
+
+def named_in_code():
+    """The names of all attributes that functions of the package read, but those of ASIDE."""
+    names = set()
+    for path in CODE.rglob('*.py'):
+        for function in ast.walk(ast.parse(path.read_text(encoding='utf8'))):
+            if isinstance(function, ast.FunctionDef) and not is_aside(function.name):
+                nodes = (node for node in ast.walk(function) if isinstance(node, ast.Attribute))
+                names |= {node.attr for node in nodes if isinstance(node.ctx, ast.Load)}
+    return names

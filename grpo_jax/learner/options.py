@@ -15,8 +15,7 @@ from grpo_jax.ranges import Amendable, Count, Free, Natural, NoKey, OneOf, Posit
 
 OFFLOADABLE = ('optimizer', 'reference')
 SCHEDULES = ('constant', 'cosine', 'linear')  # after warm-up
-PACKED = 'packed rows (learner.pack_columns above 0, or -1 with one of learner.microbatches)'
-PADDED = 'padded rows (learner.pack_columns 0 or -1) or a critic'
+PACKED = ReadWith('.packs', words='packed rows (learner.pack_columns above 0, or -1 with learner.microbatches=1)')
 Decay = Annotated[float, Range(least=0, most=0.999999)]  # nearer to 1, float32 has 1 - b as 0
 
 
@@ -48,13 +47,12 @@ class Learning(NamedTuple):
 
     epochs: Amendable[Annotated[int, Range(least=1, most=10_000)]] = 1  # passes over a step's rollout
     minibatches: Amendable[Count] = 1  # optimizer updates a pass
-    # gradients that add up to one update, of padded rows; above 1 rows are padded
-    microbatches: Annotated[Free[Count], ReadWith('!.packs algorithm.needs_values', words=PADDED)] = 1
+    microbatches: Free[Count] = 1  # gradients that add up to one update, of padded rows; above 1 rows are padded
     # tokens of a packed row: prompts once, their completions behind; -1: chosen by the step's sizes; 0: rows are
     # padded; above 0 `microbatches` cuts a critic's rows alone
     pack_columns: Free[Annotated[int, Range(least=-1, most=2**31 - 1)]] = -1
     # packed rows of a microbatch on each device
-    pack_rows: Annotated[Free[Count], ReadWith('.packs', words=PACKED)] = 1
+    pack_rows: Annotated[Free[Count], PACKED] = 1
     # tokens whose logits exist at once, at most; 0: as many as take a 32nd of a chip's memory, from 128 to 4096
     chunk: Free[Natural] = 0
     # splash: in kernels, whose scores stay on the chip; xla; auto: splash on TPUs, cuDNN's kernels on NVIDIA GPUs,

@@ -20,10 +20,8 @@ PARTS = "pairs of a reward and its weight within 1e6, like (('numeric', 1.0), ('
 WITH_OPTIONS = ('reward', 'strict', 'measure', 'steps')  # functions of a reward's file that may have options
 # arguments that come from the run and not from the config
 SUPPLIED = ('correct', 'limit', 'models', 'pool', 'sandbox', 'truncated')
-OWN, VERIFIED = (
-    ReadWith('functions.has_own', words='a reward of yours'),
-    ReadWith('functions.verifiers', words='reward.verifier'),
-)
+OWN = ReadWith('functions.has_own', words='a reward of yours')
+VERIFIED = ReadWith('functions.verifiers', words='reward.verifier')
 STEPWISE = ReadWith('algorithm.needs_steps', words='algorithm.advantage=process')
 Amount = Annotated[float, Range(least=-1e6, most=1e6)]  # of a reward; float32 must hold its square
 
@@ -288,8 +286,8 @@ def build(options: RewardOptions, max_tokens: int, functions: Mapping[str, Calla
     with Checks() as check:
         modules = {name: check(find, path) for name, (path, _) in weights.items()}
         given = {name for name, (path, _) in weights.items() if user_files.is_file(path) or name in (functions or {})}
-        for name in given if options.completions == 'messages' else ():
-            if modules[name] is not UNMADE:
+        for name in given:
+            if modules[name] is not UNMADE and options.completions == 'messages':
                 modules[name].reward = binding.with_messages(modules[name].reward)
         parts = {
             name: check(_make_part, name, module, weights[name][1], bind, name in given)

@@ -94,10 +94,7 @@ def open_training(
         config = config if examples is None else make_python_config(config)
         run = open_run(config, workdir, algorithm, functions, steered, check)
         if examples is not None and run.settings.data is not UNMADE:
-            section = run.settings.data
-            by_split = examples if isinstance(examples, Mapping) else {'train': examples}
-            given = {**section.options, 'folder': {split: list(rows) for split, rows in by_split.items()}}
-            run = dataclasses.replace(run, settings=run.settings._replace(data=section._replace(options=given)))
+            run = dataclasses.replace(run, settings=run.settings.with_rows(examples))
         splits = open_splits(run, check)
         check(data.warn_of_count, splits.train, run.settings.data.prompts_per_step)
         tried = check(gold.try_out, run.rewards, splits.train.examples)
@@ -535,8 +532,9 @@ def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.
     except data.MissingSplit as missing:
         if split == 'train':
             raise
-        remedy = 'to hold out prompts, set data.held_out=0.05; to name a split or file, data.test_split'
-        logger.warning('no test split: evaluations are of prompts of the train split. %s; %s', missing, remedy)
+        where = '' if options.test_split in ('', 'test') else f' ({missing})'  # which nobody has named
+        remedy = 'Set data.held_out=0.05, or name a split or file in data.test_split'
+        logger.warning('no test split: evaluations are of prompts of the train split%s. %s', where, remedy)
     return train or open_split(run, 'train')
 
 
@@ -566,7 +564,7 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
     return make_learner(
         run.model.config, algorithm, optimizers, run.mesh, shapes, settings.learning,
         aux | abstract_probe(settings.log, shapes),
-        ExtraMetrics(outcomes=True, reference=settings.log.kl_every > 0),
+        ExtraMetrics(outcomes=True, reference=not algorithm.needs_reference and settings.log.kl_every > 0),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """A config as typed values. Each package reads its own section; sections that belong to no package are read here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import json
 import math
 from typing import Annotated, Any, NamedTuple
@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from grpo_jax import ranges
 from grpo_jax.algorithms import Algorithm, default_numbers
 from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
-from grpo_jax.data import DataOptions
+from grpo_jax.data import DataOptions, list_rows
 from grpo_jax.diagnose import DiagnoseOptions
 from grpo_jax.errors import NO_VALUE, BadInput, Checks
 from grpo_jax.learner import Learning, Optimization
@@ -39,7 +39,7 @@ class ModelSource(NamedTuple):
     # of computation: float32 or bfloat16; master weights are float32
     dtype: Amendable[Annotated[str, OneOf(DTYPES)]] = 'float32'
     # low-rank adapters, which are trained while the model's weights are frozen
-    lora: Annotated[LoraOptions, Kind.INHERITED, ReadWith('.lora.rank')] = OFF
+    lora: Annotated[LoraOptions, Kind.INHERITED] = OFF
 
     @classmethod
     def from_config(cls, section):
@@ -299,12 +299,12 @@ class Settings(NamedTuple):
 
         labels: whether a reward model is trained on labels, and no policy.
         """
-        batch, learning = self.supervised.batch, self.learning
+        learning = self.learning
         if labels:
-            return {'supervised.batch / learner.microbatches': batch // learning.microbatches}
+            return {'supervised.batch / learner.microbatches': self.supervised.batch // learning.microbatches}
         rows = self.data.prompts_per_step * self.group_size // (learning.minibatches * learning.microbatches)
         counts = {'data.prompts_per_step': self.data.prompts_per_step, 'rows of a microbatch': rows}
-        return counts | ({'supervised.batch': batch} if self.supervised.updates else {})
+        return counts | ({'supervised.batch': self.supervised.batch} if self.supervised.updates else {})
 
     def with_mesh(self, sizes: Mapping[str, int]) -> 'Settings':
         """The Settings with these sizes of the mesh's axes, also in the config that is recorded."""
@@ -312,6 +312,13 @@ class Settings(NamedTuple):
         with config.unlocked():
             config.mesh.update(sizes)
         return self._replace(mesh=config.mesh, config=config)
+
+    def with_rows(self, examples: Mapping[str, Iterable] | Iterable | None) -> 'Settings':
+        """The Settings of a config of make_python_config with these rows as data; as is for None."""
+        if examples is None:
+            return self
+        given = {**self.data.options, 'folder': list_rows(examples)}
+        return self._replace(data=self.data._replace(options=given))
 
     def with_steps(self, rows: int, algorithm: Algorithm) -> 'Settings':
         """The Settings with the steps of data.epochs passes over `rows` prompts, also in the config; as is for 0."""
