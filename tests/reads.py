@@ -14,7 +14,10 @@ from grpo_jax.learner.options import Optimization
 from grpo_jax.run.settings import Keys
 
 # beginnings of names of functions that look at settings to refuse them, or to put them together
-ASIDE = (*('check', '_check', 'open_algorithm', 'from_config', 'sources'), *('find_unread', '_allows', 'read_options'))
+ASIDE = (
+    *('check', '_check', 'open_algorithm', 'from_config', 'to_section', 'sources'),
+    *('find_unread', '_allows', 'read_options'),
+)
 ACTING = ('_check_source',)  # the gold self-test
 CODE = pathlib.Path(grpo_jax.__file__).parent
 

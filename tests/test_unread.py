@@ -139,7 +139,7 @@ KL = {'preset': 'grpo', 'algorithm.kl': 'k3', 'algorithm.kl_coef': 0.1}
         ('reward.length_shaping_weight', 0.5, {}, 'reward.length_shaping'),
         ('reward.retries', 5, {}, 'a reward of yours'),
         ('reward.options.code.timeout', 3.0, {}, 'the reward code'),
-        ('critic_optimizer.b1', 0.8, {}, 'an advantage with a critic, like gae,'),
+        ('critic_optimizer.b1', 0.8, {}, 'an advantage with a critic (gae)'),
         ('model.lora.alpha', 8.0, {}, 'model.lora.rank'),
         ('learner.pack_rows', 2, {'learner.pack_columns': 0}, 'packed rows (learner.pack_columns above 0,'),
         ('optimizer.decays', 'matrices', {}, 'optimizer.weight_decay'),
@@ -188,6 +188,6 @@ def test_a_run_goes_on_with_the_flags_it_was_begun_with_and_takes_no_new_one_tha
 
 
 def test_the_command_hands_on_which_keys_are_flags():
-    own = ['--config=arithmetic', '--workdir=w', '--config.rollout.top_k=3', '--config.seed', '1', '--amend']
+    own = ['--config=arithmetic', '--workdir=w', '--config.rollout.group_size=4', '--config.seed', '1', '--amend']
     with parsed('train', own):
-        assert read_steering() == Steering(amend=True, flags=frozenset({'rollout.top_k', 'seed'}))
+        assert read_steering() == Steering(amend=True, flags=frozenset({'rollout.group_size', 'seed'}))

@@ -26,7 +26,7 @@ DTYPES = ('float32', 'bfloat16')
 OBJECTIVES = ('pairwise', 'pointwise', 'steps')  # losses of a reward model
 Seed = Annotated[int, Range(least=0, most=2**32 - 1)]  # jax ignores higher bits
 PATH_OPTIONS = ('data.options.folder', 'data.options.sources')  # options that are paths of data
-CRITIC = ReadWith('algorithm.needs_values', words='an advantage with a critic, like gae,')
+CRITIC = ReadWith('algorithm.needs_values', words='an advantage with a critic (gae)')
 LABELS = ReadWith('labels', words='the command grpo_jax.reward_model')  # of no Settings
 MOST_CELLS = 2**31  # bound of a batch's tokens, which int32 must count
 
