@@ -67,8 +67,8 @@ def explain_targets(text: str) -> str:
 def explain_value(key: str, value: str) -> str:
     """What another framework's value of a setting is here, where the setting is `key`; '' where there is none."""
     own = [row for row in settings() if row.name.partition('=')[2] == value and row.here.startswith(f'{key}=')]
-    told = [row for row in settings() if row.here == key and f'`{value}`' in row.differs]
-    words = [*map(str, own), *(f'{row} ({row.differs.replace("`", "")})' for row in told)]
+    words = [str(row) for row in own]
+    words += [f'{r} ({r.differs.replace("`", "")})' for r in settings() if r.here == key and f'`{value}`' in r.differs]
     return f'{words[0]}; docs/coming_from.md has more' if words else ''
 
 

@@ -3,8 +3,8 @@
 `chunk: Free[Natural] = 0  # tokens whose logits exist at once` is a field of an options type, a NamedTuple whose fields
 are the keys of a config section. Numbers of pieces and options of rewards and data sets are keyword-only parameters in
 the same form. `Annotated[float, Range(least=0)]`, or an alias like `NotNegative`, gives the allowed values; a text in
-the annotation describes them in messages. Free, Amendable and Fixed give the kind. Calls of such types and functions
-check nothing: `check` and `read_section` check a config's values.
+the annotation describes them in messages. Free, Amendable and Fixed give the kind; ReadWith, which other key a field
+needs. Calls of such types and functions check nothing: `check` and `read_section` check a config's values.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set

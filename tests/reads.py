@@ -76,11 +76,14 @@ def recorded():
 
 
 def named_in_code():
-    """The names of all attributes that functions of the package read, but those of ASIDE."""
+    """The names of attributes that functions of the package read or hand on as texts, without those of ASIDE."""
     names = set()
     for path in CODE.rglob('*.py'):
         for function in ast.walk(ast.parse(path.read_text(encoding='utf8'))):
             if isinstance(function, ast.FunctionDef) and not is_aside(function.name):
-                nodes = (node for node in ast.walk(function) if isinstance(node, ast.Attribute))
-                names |= {node.attr for node in nodes if isinstance(node.ctx, ast.Load)}
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                        names.add(node.attr)
+                    elif isinstance(node, ast.Call):  # as in getattr(options, name)
+                        names |= {part.value for part in node.args if isinstance(part, ast.Constant)}
     return names

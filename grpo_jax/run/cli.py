@@ -213,8 +213,8 @@ def _unknown_lines(error, argv):
     """A line for each flag that is not defined; error: absl's, about the first of them."""
     unknown = [text.lstrip('-').partition('=') for text in flags.FLAGS(argv, known_only=True)[1:] if text[:1] == '-']
     for name, _, value in unknown:
-        said = str(error) if name == error.flagname else f"Unknown command line flag '{name}'"
-        yield f'error: {console.one_line(said)}; {_name_flag(name, value)}'
+        text = str(error) if name == error.flagname else f"Unknown command line flag '{name}'"
+        yield f'error: {console.one_line(text)}; {_name_flag(name, value)}'
 
 
 def _parse(argv):

@@ -224,7 +224,7 @@ def _check_key(config, key, value):
 
 def read_defaults() -> ConfigDict:
     """The config of configs/default.py."""
-    return read_config(os.path.join(CONFIGS, 'default.py'))
+    return importlib.import_module('grpo_jax.configs.default').get_config()
 
 
 def read_recorded(workdir: str, trust: bool) -> ConfigDict:

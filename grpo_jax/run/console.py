@@ -394,8 +394,8 @@ def print_outcome(workdir: str) -> None:
     width = max(map(len, curves))
     lines = [f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()]
     show_tables(*_evaluation_table(workdir), *lines)
-    found, python = shutil.which('python') or '', sys.executable
-    python = 'python' if os.path.dirname(found) == os.path.dirname(python) else shlex.quote(python)
+    homes = {os.path.dirname(path) for path in (sys.executable, shutil.which('python') or '')}
+    python = 'python' if len(homes) == 1 else shlex.quote(sys.executable)
     report = f'report: {python} -m grpo_jax report --workdir={shlex.quote(workdir)}'
     # without wrapping, so that paths can be copied
     print(*map(escape, f'{curve}{report}\neverything the run wrote: {workdir}'.split('\n')), sep='\n')
