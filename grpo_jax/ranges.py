@@ -122,8 +122,7 @@ class ReadWith:
         return self.others.split()
 
     def __str__(self):
-        values = ' or '.join(str(value) for value in self.values)
-        return self.words or f'{self.others}={values}' if values else self.words or self.others
+        return self.words or f'{self.others}={" or ".join(map(str, self.values))}'.removesuffix('=')
 
 
 T = TypeVar('T')

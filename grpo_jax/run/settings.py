@@ -339,7 +339,7 @@ class Settings(NamedTuple):
             key: [str(mark) for mark in marks if not mark.holds(owners)] for key, marks in ranges.marks_of(Keys).items()
         }
         unread = {key: ' with '.join(dict.fromkeys(words)) for key, words in readers.items() if words}
-        for name in self.rewards.options.keys() - functions.read_options:
+        for name in sorted(self.rewards.options.keys() - functions.read_options):
             unread |= {f'reward.options.{name}.{option}': f'the reward {name}' for option in self.rewards.options[name]}
         return unread
 
