@@ -19,10 +19,12 @@ def get_config(preset='dr_grpo'):
     config.data.max_prompt_tokens = 8
     config.rollout.group_size = 8
     config.rollout.max_tokens = 32
-    config.reward.step_rewards = 'calculator'  # each column is an equation
+    if config.algorithm.advantage == 'process':
+        config.reward.step_rewards = 'calculator'  # each column is an equation
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 32
-    config.critic_optimizer.learning_rate = 1e-3
+    if config.algorithm.advantage == 'gae':
+        config.critic_optimizer.learning_rate = 1e-3
     config.supervised.updates = 450
     config.supervised.batch = 128
     config.supervised.optimizer.learning_rate = 3e-3

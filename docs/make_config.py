@@ -16,6 +16,7 @@ import re
 import sys
 import textwrap
 import tokenize
+from typing import get_args
 from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -93,9 +94,17 @@ def recipes():
 def keys():
     """A heading and a table for each section, in the order of settings.Keys."""
     config, meanings, rows, pages = defaults().to_dict(), sentences(settings.Keys), {}, []
-    for row in rows_of(settings.Keys, config):
-        section = row[0].strip('`').rpartition('.')[0].partition('.')[0]
-        rows.setdefault(section, []).append(row)
+    marks, whole = ranges.marks_of(settings.Keys), {}
+    for name, key in ranges.keys_of(settings.Keys).items():
+        of_section = [mark for mark in get_args(key.annotation) if isinstance(mark, ranges.ReadWith)]
+        whole |= dict.fromkeys(of_section if ranges.type_of(key.annotation) else [], name)
+    for *row, meaning in rows_of(settings.Keys, config):
+        key = row[0].strip('`')
+        only = ' and '.join(str(mark) for mark in marks.get(key, ()) if mark not in whole)
+        row = (*row, f'{meaning}. Only with {only}' if only else meaning)
+        rows.setdefault(key.rpartition('.')[0].partition('.')[0], []).append(row)
+    for mark, section in whole.items():
+        meanings[section] = f'{meanings[section]}. Read only with {mark}.'
     rows['algorithm'] = [(*row[:3], row[3] + readers(row[0].strip('`').partition('.')[2])) for row in rows['algorithm']]
     for section, own in rows.items():
         about = meanings[section] if section else ''

@@ -64,6 +64,14 @@ def explain_targets(text: str) -> str:
     return ', '.join(str(row) for row in settings() if row.name in [f'target_modules={word}' for word in words])
 
 
+def explain_value(key: str, value: str) -> str:
+    """What another framework's value of a setting is here, where the setting is `key`; '' where there is none."""
+    own = [row for row in settings() if row.name.partition('=')[2] == value and row.here.startswith(f'{key}=')]
+    words = [str(row) for row in own]
+    words += [f'{r} ({r.differs.replace("`", "")})' for r in settings() if r.here == key and f'`{value}`' in r.differs]
+    return f'{words[0]}; docs/coming_from.md has more' if words else ''
+
+
 def _count_shared(parts, names):
     """How many of the last parts of two dotted names are the same."""
     pairs = zip(reversed(parts), reversed(names), strict=False)

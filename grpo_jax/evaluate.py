@@ -5,7 +5,7 @@ Examples:
     python -m grpo_jax.evaluate --config=gsm8k --config.model.path=Qwen/Qwen3-0.6B --out=runs/qwen3
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import json
 import os
@@ -39,6 +39,7 @@ from grpo_jax.run.open import (
     Run,
     check_context,
     make_policy,
+    make_python_config,
     make_run_sampler,
     make_whole_policy,
     open_config,
@@ -302,12 +303,18 @@ class Policy(NamedTuple):
 
 
 def open_subject(
-    config: Any, workdir: str | None, trust: bool = False, evaluation: Mapping | None = None, step: int | None = None
+    config: Any,
+    workdir: str | None,
+    trust: bool = False,
+    evaluation: Mapping | None = None,
+    step: int | None = None,
+    examples: Mapping[str, Iterable] | Iterable | None = None,
 ) -> Policy:
     """Opens a Policy: the newest checkpoint in workdir or, without workdir, the model in config.model.path.
 
     config: only without workdir, for prompts and rewards; trust, evaluation: see open_recorded; step: of the checkpoint
-    in the place of the newest. Raises BadInput when not exactly one of config and workdir is given, or for a model with
+    in the place of the newest; examples: rows, as train.run takes them, in the place of the config's data, or for a run
+    that learned from such. Raises BadInput when not exactly one of config and workdir is given, or for a model with
     random weights.
     """
     if (config is None) == (workdir is None):
@@ -323,10 +330,11 @@ def open_subject(
             params, saved_at = open_policy(run, step)
             return params, {'workdir': workdir, 'step': saved_at}
 
-        return Policy(run, load_run)
+        return Policy(dataclasses.replace(run, settings=run.settings.with_rows(examples)), load_run)
     if config.model.random_init:
         raise BadInput('model.random_init', True, 'would take random weights; set it to False')
-    run = open_config(config, NOWHERE)
+    run = open_config(config if examples is None else make_python_config(config), NOWHERE)
+    run = dataclasses.replace(run, settings=run.settings.with_rows(examples))
     adapters_path = run.settings.model.lora.path
     model = {'path': config.model.path} | ({'adapters': adapters_path} if adapters_path else {})
     return Policy(run, lambda: (make_policy(run), model))

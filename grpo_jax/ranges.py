@@ -3,8 +3,8 @@
 `chunk: Free[Natural] = 0  # tokens whose logits exist at once` is a field of an options type, a NamedTuple whose fields
 are the keys of a config section. Numbers of pieces and options of rewards and data sets are keyword-only parameters in
 the same form. `Annotated[float, Range(least=0)]`, or an alias like `NotNegative`, gives the allowed values; a text in
-the annotation describes them in messages. Free, Amendable and Fixed give the kind. Calls of such types and functions
-check nothing: `check` and `read_section` check a config's values.
+the annotation describes them in messages. Free, Amendable and Fixed give the kind; ReadWith, which other key a field
+needs. Calls of such types and functions check nothing: `check` and `read_section` check a config's values.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -13,6 +13,8 @@ import difflib
 import enum
 import inspect
 import math
+import operator
+import re
 import types
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -92,6 +94,37 @@ class Place(enum.Enum):
     HERE = "the field is an options type, whose keys stand among those of the field's own type"
 
 
+@dataclasses.dataclass(frozen=True)
+class ReadWith:
+    """Marks a key, or all keys of a section, that a run reads only where another value allows it.
+
+    others: paths of such values with blanks between, of which one is enough: 'collection.dead_groups', '.dead_groups'
+    in the same section, or a property of the options or of the Algorithm, like 'algorithm.needs_values'. values: those
+    with which the key is read; without them, all that are not empty, and behind a '!' all that are. words: what reads
+    the key, for messages, where the path does not say it.
+    """
+
+    others: str
+    values: tuple[Any, ...] = ()
+    words: str = ''
+
+    def holds(self, owners: Mapping[str, Any]) -> bool:
+        """Whether the key is read; owners: by name what the first part of a path names, and others there are not."""
+        return any(self._allows(*path.removeprefix('!').partition('.'), '!' in path, owners) for path in self.paths)
+
+    def _allows(self, owner, _, name, negated, owners):
+        value = operator.attrgetter(name)(owners[owner]) if owner in owners else None
+        return value in self.values if self.values else bool(value) != negated
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths, one by one."""
+        return self.others.split()
+
+    def __str__(self):
+        return self.words or f'{self.others}={" or ".join(map(str, self.values))}'.removesuffix('=')
+
+
 T = TypeVar('T')
 Free = Annotated[T, Kind.FREE]
 Amendable = Annotated[T, Kind.AMENDABLE]
@@ -122,6 +155,23 @@ def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
         elif place is None:
             keys[name] = parameter
     return keys
+
+
+def marks_of(declared: Callable, name: str = '', outer: tuple[ReadWith, ...] = ()) -> dict[str, tuple[ReadWith, ...]]:
+    """{dotted key: its ReadWiths, and those of the sections around it}, whose paths are whole.
+
+    declared: an options type; name: its section; outer: the section's own. A section's ReadWith does not mark the key
+    that it looks at.
+    """
+    marks = {}
+    for key, parameter in keys_of(declared).items():
+        path, metadata = _join(name, key), get_args(parameter.annotation)[1:]
+        own = [mark for mark in metadata if isinstance(mark, ReadWith)]
+        own = [dataclasses.replace(mark, others=re.sub(r'(?<![^ !])\.', f'{name}.', mark.others)) for mark in own]
+        own = tuple(mark for mark in (*outer, *own) if path not in mark.paths)
+        options = type_of(parameter.annotation)
+        marks |= marks_of(options, path, own) if options else {path: own}
+    return marks
 
 
 def kind_in(annotation: Any) -> Kind | None:
@@ -303,7 +353,7 @@ def _fits(value, annotation):
 
 def _bounds(arguments):
     """The arguments of an Annotated that restrict or describe values."""
-    return [argument for argument in arguments[1:] if not isinstance(argument, (Kind, Place))]
+    return [argument for argument in arguments[1:] if not isinstance(argument, (Kind, Place, ReadWith))]
 
 
 def _mark(annotation, kind):

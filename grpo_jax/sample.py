@@ -5,7 +5,7 @@ Examples:
     python -m grpo_jax.sample --config=gsm8k --config.model.path=Qwen/Qwen3-0.6B --to=runs/qwen --prompts=1000
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import functools
 import json
 import os
@@ -42,15 +42,22 @@ class Request(NamedTuple):
     shard: int = 256  # prompts in a file
 
 
-def run(config: Any, workdir: str | None, to: str, request: Request, trust: bool = False) -> dict[str, Any]:
+def run(
+    config: Any,
+    workdir: str | None,
+    to: str,
+    request: Request,
+    trust: bool = False,
+    examples: Mapping[str, Iterable] | Iterable | None = None,
+) -> dict[str, Any]:
     """Samples a policy's completions into the folder `to`, prints their figures, and returns them.
 
-    config, workdir, trust: of the policy, see evaluate.open_subject; request: the samples. to/<shard>.jsonl has rows
-    like a run's rollouts, with advantage None. Existing shards are not sampled again, so the same command goes on.
-    Raises BadInput for a folder that holds anything but a part of these samples.
+    config, workdir, trust, examples: of the policy, see evaluate.open_subject; request: the samples.
+    to/<shard>.jsonl has rows like a run's rollouts, with advantage None. Existing shards are not sampled again, so the
+    same command goes on. Raises BadInput for a folder that holds anything but a part of these samples.
     """
     check(to, request)
-    policy = evaluate.open_subject(config, workdir, trust)
+    policy = evaluate.open_subject(config, workdir, trust, examples=examples)
     opened = policy.run
     dataset = open_split(opened, request.split)
     gold.try_out(opened.rewards, dataset.examples)

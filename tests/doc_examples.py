@@ -13,8 +13,9 @@ from unittest import mock
 from absl import flags
 
 from grpo_jax import __main__ as commands
-from grpo_jax import algorithms
+from grpo_jax import algorithms, rewards
 from grpo_jax.run import cli
+from grpo_jax.run.open import make_algorithm
 from grpo_jax.run.settings import Settings
 from tests import tiny_run
 
@@ -106,6 +107,14 @@ def parsed(command, own):
         for name in set(flags.FLAGS) - before:
             delattr(flags.FLAGS, name)
         flags.FLAGS.unparse_flags()
+
+
+def unread_flags():
+    """The keys that the flags of a parsed training give, and that nothing in it reads."""
+    config = flags.FLAGS.config
+    settings = Settings.from_config(config)
+    functions = rewards.build(settings.rewards, settings.sampling.max_tokens)
+    return cli.read_steering().flags & settings.find_unread(make_algorithm(config), functions).keys()
 
 
 def shrink(config, model, cold_start=0):

@@ -124,6 +124,33 @@ def test_a_word_on_the_command_line_that_is_no_flag_is_refused_with_what_is_mean
     assert message in (str(error.value) if isinstance(error.value, BadInput) else capsys.readouterr().err)
 
 
+def test_all_foreign_flags_are_refused_at_once(capsys):
+    own = ['--workdir=w', '--config=arithmetic', '--num_generations=8', '--beta', '0.04', '--learning_rate=1e-6']
+    with pytest.raises(SystemExit), doc_examples.parsed('train', own):
+        pass
+    lines = capsys.readouterr().err.splitlines()
+    meant = ('rollout.group_size', 'algorithm.kl_coef', 'optimizer.learning_rate')
+    assert len(lines) == 3 and all(key in line for key, line in zip(meant, lines, strict=True)), lines
+
+
+@pytest.mark.parametrize(
+    'changes, meant',
+    [
+        ({'weights': 'dapo'}, "TRL's loss_type=dapo is algorithm.weights='token_mean' here"),
+        ({'weights': 'seq-mean-token-sum'}, "algorithm.weights='sequence_sum' here"),
+        ({'kl': 'low_var_kl'}, "algorithm.kl='k3' here"),
+        ({'advantage': 'grpo'}, 'grpo is group_norm'),
+        ({'ratio': 'sequence'}, "algorithm.ratio='sequence_geometric'"),
+        ({'weights': 'nothing'}, 'choose one of'),
+    ],
+)
+def test_a_value_of_another_framework_is_refused_with_the_one_that_is_meant(changes, meant):
+    config = config_file.read_config(config_file.locate('arithmetic'), 'grpo')
+    config.algorithm.update(changes)
+    with pytest.raises(BadInput, match=re.escape(meant)):
+        algorithms.make(config.algorithm, config.collection)
+
+
 def test_names_that_no_framework_has_and_that_several_have_are_not_explained():
     assert not any(map(coming_from.explain, ('group_sise', 'path', 'data.fooo', 'reward_model.lenth')))
     two = coming_from.explain('train_batch_size')

@@ -115,7 +115,8 @@ def test_a_terminal_without_blocks_gets_the_ends(monkeypatch):
     assert console.text_curve(np.array([0.25, 1.0])) == '0.25 to 1'
 
 
-def test_the_end_of_a_run_prints_changes_curves_and_paths(tmp_path, capsys):
+def test_the_end_of_a_run_prints_changes_curves_and_paths(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv('PATH', str(tmp_path))  # where no python is
     workdir = write(tmp_path, rows([0.0, 1.0], [3, 5]), [{'step': 0, 'greedy': 0.5}, {'step': 2, 'greedy': 0.75}])
     console.print_outcome(workdir)
     lines = capsys.readouterr().out.splitlines()
@@ -125,12 +126,13 @@ def test_the_end_of_a_run_prints_changes_curves_and_paths(tmp_path, capsys):
         'length           3 ▁█ 5',
         'held-out greedy  0.5 ▁█ 0.75',
         f'curve: {tmp_path / "curve.png"}',
-        f'report: python -m grpo_jax report --workdir={tmp_path}',
+        f'report: {sys.executable} -m grpo_jax report --workdir={tmp_path}',
         f'everything the run wrote: {tmp_path}',
     ]
 
 
-def test_the_final_table_is_short_and_the_command_for_the_rest_can_be_pasted(tmp_path, capsys):
+def test_the_final_table_is_short_and_the_command_for_the_rest_can_be_pasted(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv('PATH', os.path.dirname(sys.executable))  # in a virtual environment that is activated
     folder = tmp_path / 'my run'
     folder.mkdir()
     names = ['greedy', 'pass@1', 'pass@2', 'pass@8', 'maj@8', 'reward', 'length', 'truncated', 'failed', 'unparsed']

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 
+from absl import flags
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -416,7 +417,8 @@ def test_commands_are_parsed_by_their_own_flags_and_config(folder, page):
         for words in doc_examples.shell_lines(block.text):
             if own := doc_examples.arguments(words):
                 with doc_examples.parsed(*own):
-                    pass
+                    if own[0] == 'train' and flags.FLAGS.config is not None:
+                        assert not doc_examples.unread_flags(), words
             elif block.mark != 'needs: tpu':
                 check_line(words)
 

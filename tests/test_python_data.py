@@ -5,12 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from grpo_jax import train
+from grpo_jax import evaluate, sample, train
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
-from grpo_jax.run.open import make_workdir, open_training
+from grpo_jax.run import config_file
+from grpo_jax.run.open import make_workdir, open_split, open_training
 from grpo_jax.run.steering import Steering
-from tests import tiny_run
+from grpo_jax.tools import sweep
+from grpo_jax.tools.preflight import plan
+from tests import small_model, tiny_run
 
 TRAIN = [{'prompt': f'{i}+3=', 'answer': i + 3, 'source': 'sums'} for i in range(40)]
 TEST = [{'prompt': f'{i}+4=', 'answer': i + 4} for i in range(8)]
@@ -83,12 +86,9 @@ def test_a_run_goes_on_with_the_same_rows_alone(tmp_path, monkeypatch):
 
 
 def test_check_takes_rows_and_commands_on_the_run_say_where_they_are(tmp_path):
-    from grpo_jax import evaluate
-    from grpo_jax.run.open import open_split
-
     run, _ = train.check(tiny_run.config(), str(tmp_path / 'run'), examples=ROWS)
     make_workdir(run, 0)
-    with pytest.raises(BadInput, match=r'the rows of the run came from Python: call train\.run') as error:
+    with pytest.raises(BadInput, match=r'the rows of the run came from Python: give them again as examples=') as error:
         open_split(evaluate.open_recorded(str(tmp_path / 'run')), 'test')
     assert '\n' not in str(error.value)
 
@@ -104,3 +104,43 @@ def test_check_takes_rows_and_commands_on_the_run_say_where_they_are(tmp_path):
 def test_what_cannot_be_read_is_a_line(tmp_path, examples, words):
     with pytest.raises(BadInput, match=words):
         opened(tmp_path / 'run', examples)
+
+
+def test_a_run_of_rows_goes_on_and_is_evaluated_and_sampled_with_them(tmp_path):
+    workdir, short = str(tmp_path / 'run'), dict(evaluation__prompts=2, evaluation__samples=1)
+    for steps in (1, 2):
+        rows = {'train': iter(TRAIN), 'test': iter(TEST)}
+        state = train.run(tiny_run.config(steps=steps, **short), workdir, examples=rows)
+        assert int(state.step) == steps
+    content, completions = evaluate.open_report(evaluate.open_subject(None, workdir, examples=ROWS), 1, 'test')
+    assert content['prompts'] == 2 and {row['prompt'] for row in completions} <= {row['prompt'] for row in TEST}
+    figures = sample.run(None, workdir, str(tmp_path / 'samples'), sample.Request(samples=1, prompts=3), examples=TRAIN)
+    assert figures['prompts'] == 3 and len(tiny_run.rows(tmp_path / 'samples', '000000.jsonl')) == 3
+
+
+def test_a_sweep_trains_each_run_on_the_rows_and_finds_what_is_finished(tmp_path, capsys):
+    def get_config(preset):
+        short = dict(steps=1, evaluation__prompts=2, evaluation__samples=1, supervised__updates=0)
+        return tiny_run.config(preset=preset, **short)
+
+    for _ in range(2):
+        given = {'train': iter(TRAIN), 'test': iter(TEST)}
+        rows = sweep.run(get_config, ['dr_grpo', 'grpo'], 1, str(tmp_path / 'sweep'), examples=given)
+        assert [row['status'] for row in rows] == ['1/1', '1/1']
+    assert capsys.readouterr().err.count(' of 2: ') == 2  # each was trained once
+    contents = json.loads((tmp_path / 'sweep' / 'grpo' / '0' / 'contents.json').read_text())
+    assert contents['splits']['train']['rows'] == 40
+
+
+def test_a_model_is_evaluated_on_rows(tmp_path):
+    folder = small_model.write_drawn(tmp_path / 'model', seed=0)
+    made = tiny_run.config(model__path=folder, model__random_init=False, evaluation__prompts=2, evaluation__samples=1)
+    content, _ = evaluate.open_report(evaluate.open_subject(made, None, examples=ROWS), 1, 'test')
+    assert content['prompts'] == 2 and content['split'] == 'test'
+
+
+def test_preflight_plans_a_run_of_rows(tmp_path):
+    run, _ = opened(tmp_path / 'run', ROWS)
+    make_workdir(run, 0)
+    recorded = config_file.read_recorded(str(tmp_path / 'run'), trust=False)
+    assert plan.make(recorded, 'v5e:2x2').shapes.prompts == 4

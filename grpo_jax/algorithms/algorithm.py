@@ -116,6 +116,11 @@ class Algorithm(NamedTuple):
         return 'values' in self.advantage_reads
 
     @property
+    def needs_steps(self) -> bool:
+        """Whether the advantage reads rewards of steps."""
+        return 'step_rewards' in self.advantage_reads
+
+    @property
     def takes_kl_off(self) -> bool:
         """Whether each token's KL is subtracted from its advantage.
 

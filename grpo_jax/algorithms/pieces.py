@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxtyping import Float
 
-from grpo_jax import __version__, user_files
+from grpo_jax import __version__, coming_from, user_files
 from grpo_jax.errors import BadInput
 from grpo_jax.types import Array
 
@@ -129,7 +129,8 @@ def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
     else:
         near = difflib.get_close_matches(name, choices, 3)
         hint = f'; did you mean {" or ".join(near)}?' if near else ''
-        remedy = f'choose one of {", ".join(sorted(choices))}, or give FILE.py:NAME of yours{hint}'
+        theirs = coming_from.explain_value(f'algorithm.{key}', str(name).lower())
+        remedy = theirs or f'choose one of {", ".join(sorted(choices))}, or give FILE.py:NAME of yours{hint}'
         raise BadInput(f'algorithm.{key}', name, remedy)
     bound = {number: section[number] for number in numbers(piece) if number in section}
     if lacking := [number for number, value in (numbers(piece) | bound).items() if value is inspect.Parameter.empty]:

@@ -5,12 +5,14 @@ from typing import Annotated, NamedTuple
 from grpo_jax import ranges, rewards
 from grpo_jax.algorithms.checks import CHOICES
 from grpo_jax.errors import NO_VALUE, BadInput
-from grpo_jax.ranges import Amendable, Natural, OneOf, PositiveShare, Range, Share
+from grpo_jax.ranges import Amendable, Natural, OneOf, PositiveShare, Range, ReadWith, Share
 
 # sources that sample nothing: the fields of an example's meta that are a group's completions, the best first
 READ_FROM_DATA = {'demonstrations': ('demonstration',), 'pairs': ('demonstration', 'rejected')}
 SCHEDULES = ('frozen', 'hard', 'polyak')  # of the reference
 ALLOCATIONS = ('equal', 'pass_rate', 'uncertainty')  # of a step's completions to its prompts
+UNEQUAL = ReadWith('.allocation', ALLOCATIONS[1:])
+KEPT = ReadWith('algorithm.keeps_reference log.kl_every', words='a reference (algorithm.kl, or log.kl_every)')
 
 
 class CollectOptions(NamedTuple):
@@ -27,12 +29,15 @@ class CollectOptions(NamedTuple):
     # completions that the budget of tokens cut off: keep, or drop, which takes their tokens out of the loss and its
     # denominators (DAPO's overlong filter) and leaves their rewards in the statistics of their groups
     truncated: Amendable[Annotated[str, OneOf(('keep', 'drop'))]] = 'keep'
-    max_draws: Amendable[Annotated[int, Range(least=1, most=10_000)]] = 10  # rollouts that resample may draw in a step
-    max_staleness: Amendable[Natural] = 0  # steps that groups left over by resample, or of replay, may be old
+    # rollouts that resample may draw in a step
+    max_draws: Annotated[Amendable[int], Range(least=1, most=10_000), ReadWith('.dead_groups', ('resample',))] = 10
+    # steps that groups left over by resample, or of replay, may be old
+    max_staleness: Annotated[Amendable[Natural], ReadWith('.dead_groups', ('resample', 'replay'))] = 0
     # groups that are under way besides those that a step learns from: a step ends when enough of all are complete, and
     # the others go on in the next step; 0: a step waits for all its completions
     in_flight: Natural = 0
-    max_age: Amendable[Natural] = 8  # steps after which a group is finished before the step ends; 0: none is waited for
+    # steps after which a group is finished before the step ends; 0: none is waited for
+    max_age: Annotated[Amendable[Natural], ReadWith('.in_flight')] = 8
     staleness: Natural = 0  # steps that sampling is ahead: a step learns from completions of the policy so long before
     retire_above: Amendable[Share] = 0.0  # pass rate over all its visits from which a prompt retires; 0: none
     # share of a step's places that go to retired prompts again
@@ -41,15 +46,17 @@ class CollectOptions(NamedTuple):
     # groups may then differ; or uncertainty, in rounds, most where it takes most off (XRPO)
     allocation: Annotated[str, OneOf(ALLOCATIONS)] = 'equal'
     # completions that a prompt gets at a time, unless allocation is equal
-    allocation_unit: Annotated[int, Range(least=2, most=1024)] = 2
+    allocation_unit: Annotated[int, Range(least=2, most=1024), UNEQUAL] = 2
     # weight of a bonus for prompts with few completions, beside their uncertainty
-    exploration: Amendable[Annotated[float, Range(least=0, most=1e6)]] = 1.0
+    exploration: Annotated[Amendable[float], Range(least=0, most=1e6), ReadWith('.allocation', ('uncertainty',))] = 1.0
     # solved prompts of a step that are written before an unsolved one
     seeding: Amendable[Annotated[int, Range(least=0, most=64)]] = 0
     # frozen, hard (the policy, every reference_every steps) or polyak (a share of it)
-    reference: Annotated[str, OneOf(SCHEDULES)] = 'frozen'
-    reference_every: Amendable[Natural] = 0  # steps between two renewals of the reference; of hard and polyak
-    reference_mix: Amendable[PositiveShare] = 0.6  # share of the policy in polyak
+    reference: Annotated[str, OneOf(SCHEDULES), KEPT] = 'frozen'
+    # steps between two renewals of the reference; of hard and polyak
+    reference_every: Annotated[Amendable[Natural], KEPT] = 0
+    # share of the policy in polyak
+    reference_mix: Annotated[Amendable[PositiveShare], ReadWith('.reference', ('polyak',)), KEPT] = 0.6
 
     @classmethod
     def from_config(cls, section, *, group_size: int, corrected: bool, reward_options: rewards.RewardOptions):

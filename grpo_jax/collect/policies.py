@@ -262,11 +262,10 @@ def make_renewal(
     checkpoints: the Orbax manager of the workdir. abstract: the TrainState's shapes and shardings.
     """
     options, kl_coef = run.settings.collection, run.settings.algorithm.kl_coef
-    every, share = options.reference_every, options.reference_mix
 
     def renew(state):
         step = int(state.step)
-        if state.ref_params is None or not every or step == 0 or step % every:
+        if state.ref_params is None or not options.reference_every or step == 0 or step % options.reference_every:
             return state, {RENEWED: False}
         with foreign_writing(checkpoints.directory):
             if checkpoints.latest_step() != step:
@@ -281,7 +280,7 @@ def make_renewal(
 
         def mixed(old, new, like):
             old = jax.device_put(old, new.sharding)  # it may wait in the hosts' memory
-            return jax.device_put(old + share * (new - old), like.sharding)
+            return jax.device_put(old + options.reference_mix * (new - old), like.sharding)
 
         return state.replace(ref_params=jax.tree.map(mixed, state.ref_params, policy, abstract.ref_params)), {
             RENEWED: True

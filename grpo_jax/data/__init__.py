@@ -27,7 +27,7 @@ from grpo_jax.data.dataset import (
     warn_of_prompts,
 )
 from grpo_jax.data.order import indices, revisit, walk
-from grpo_jax.data.origin import PYTHON, Origin
+from grpo_jax.data.origin import PYTHON, Origin, list_rows
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
 from grpo_jax.data.records import MissingSplit
 from grpo_jax.data.turns import TurnEnd, encode_turn, find_end, find_template_end
@@ -52,6 +52,7 @@ __all__ = [
     'find_end',
     'find_template_end',
     'indices',
+    'list_rows',
     'load',
     'locate',
     'options_of',

@@ -28,7 +28,7 @@ from grpo_jax.data.prompt_format import (
 from grpo_jax.data.records import MissingSplit, Unanswered, drop_malformed, shorten
 from grpo_jax.data.turns import find_begun
 from grpo_jax.errors import NO_VALUE, BadInput, Checks
-from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, NoKey, Range, Text
+from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, NoKey, Range, ReadWith, Text
 from grpo_jax.types import Example, Prompts
 
 logger = logging.getLogger('grpo_jax')
@@ -47,7 +47,8 @@ class DataOptions(NamedTuple):
     revision: Annotated[str, Kind.PATH] = ''
     options: Mapping[str, Any] = MappingProxyType({})  # arguments of its examples()
     train_split: Text = 'train'  # split, or file of the data set, to learn from
-    test_split: str = 'test'  # split or file to be evaluated on; '': none, so that prompts of train_split are evaluated
+    # split or file to be evaluated on; '': none, so that prompts of train_split are evaluated
+    test_split: Annotated[str, ReadWith('!.held_out', words='data.held_out=0')] = 'test'
     # share of train_split that is evaluated on in place of test_split: of each prompt its id decides
     held_out: Annotated[float, Range(least=0, below=1)] = 0.0
     prompts_per_step: Amendable[Count] = 32  # P, prompts of a step

@@ -127,7 +127,8 @@ def rows(
         yield from _rows_of_python(folder, split)
         return
     if folder == PYTHON:
-        remedy = 'came from Python: call train.run(config, workdir, examples=...) with them, or name a folder with them'
+        takers = 'train.run, evaluate.open_subject, sample.run and sweep.run'
+        remedy = f'came from Python: give them again as examples=, which {takers} take, or name a folder with them'
         raise BadInput('the rows of the run', NO_VALUE, remedy)
     path_of_split = folder.replace('{split}', split)
     if os.path.isfile(os.path.join(path_of_split, 'features.json')):

@@ -1,6 +1,6 @@
 """Chooses where a data set is read from: a user's folder, or a snapshot from the Hugging Face hub."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import glob
 import inspect
 import os
@@ -84,6 +84,12 @@ def choose_folder(
     if path:
         hub.announce(f'data set {name}: files of {given_folder}, and not {path} of the hub')
     return options, Origin(path, revision, '', given_folder)
+
+
+def list_rows(examples: Mapping[str, Iterable] | Iterable) -> dict[str, list]:
+    """{split: its rows} of rows by split, or of those to learn from alone."""
+    by_split = examples if isinstance(examples, Mapping) else {'train': examples}
+    return {split: list(rows) for split, rows in by_split.items()}
 
 
 def _fetch_folder(folder):

@@ -11,10 +11,11 @@ from grpo_jax.errors import BadInput
 from grpo_jax.models import transformer
 from grpo_jax.models.linear import SUMMED_AXES
 from grpo_jax.models.lora import OFF, LoraOptions
-from grpo_jax.ranges import Amendable, Count, Free, Natural, NoKey, OneOf, Positive, Range, Share
+from grpo_jax.ranges import Amendable, Count, Free, Natural, NoKey, OneOf, Positive, Range, ReadWith, Share
 
 OFFLOADABLE = ('optimizer', 'reference')
 SCHEDULES = ('constant', 'cosine', 'linear')  # after warm-up
+PACKED = ReadWith('.packs', words='packed rows (learner.pack_columns above 0, or -1 with learner.microbatches=1)')
 Decay = Annotated[float, Range(least=0, most=0.999999)]  # nearer to 1, float32 has 1 - b as 0
 
 
@@ -50,7 +51,8 @@ class Learning(NamedTuple):
     # tokens of a packed row: prompts once, their completions behind; -1: chosen by the step's sizes; 0: rows are
     # padded; above 0 `microbatches` cuts a critic's rows alone
     pack_columns: Free[Annotated[int, Range(least=-1, most=2**31 - 1)]] = -1
-    pack_rows: Free[Count] = 1  # packed rows of a microbatch on each device
+    # packed rows of a microbatch on each device
+    pack_rows: Annotated[Free[Count], PACKED] = 1
     # tokens whose logits exist at once, at most; 0: as many as take a 32nd of a chip's memory, from 128 to 4096
     chunk: Free[Natural] = 0
     # splash: in kernels, whose scores stay on the chip; xla; auto: splash on TPUs, cuDNN's kernels on NVIDIA GPUs,
@@ -127,7 +129,7 @@ class Optimization(NamedTuple):
     # of AdamW, on the parameters that the key decays names
     weight_decay: Annotated[float, Range(least=0, most=10)] = 0.0
     # parameters that decay: all, or matrices, which leaves out norms, biases and a value head
-    decays: Annotated[str, OneOf(('all', 'matrices'))] = 'all'
+    decays: Annotated[str, OneOf(('all', 'matrices')), ReadWith('.weight_decay')] = 'all'
     max_grad_norm: Positive = 1.0  # longer gradients are scaled down to it
 
     @classmethod
@@ -161,7 +163,7 @@ def build_optimizer(optimization: Optimization, updates: int) -> optax.GradientT
             b2=optimization.b2,
             eps=optimization.eps,
             weight_decay=optimization.weight_decay,
-            mask=_find_matrices if optimization.decays == 'matrices' else None,
+            mask=_find_matrices if optimization.weight_decay and optimization.decays == 'matrices' else None,
         ),
     )
 

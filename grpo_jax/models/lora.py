@@ -20,11 +20,12 @@ from grpo_jax import coming_from, ranges
 from grpo_jax.errors import BadInput
 from grpo_jax.models import transformer
 from grpo_jax.models.linear import SUMMED_AXES, Adapted, Int8, in_dtype, int8_sharding, to_float, to_int8
-from grpo_jax.ranges import Range
+from grpo_jax.ranges import Range, ReadWith
 from grpo_jax.types import Param, map_table
 
 MATRICES = tuple(name for name in SUMMED_AXES if name not in ('embed', 'lm_head'))  # that can have an adapter
 PATTERN = "a regular expression of names, like 'w[qv]'"
+ADAPTED = ReadWith('.rank', words='model.lora.rank')
 NEED_RANK = ('path', 'base_dtype')  # options that nothing reads where the rank is 0
 
 
@@ -40,10 +41,12 @@ class LoraOptions(NamedTuple):
     """config.model.lora: which matrices have adapters, and how large these are."""
 
     rank: Annotated[int, Range(least=0, most=4096)] = 0  # of the adapters; 0: none, all weights are trained
-    alpha: Annotated[float, Range(above=0, most=1e6)] = 32.0  # an adapter's product is multiplied by alpha / rank
+    # an adapter's product is multiplied by alpha / rank
+    alpha: Annotated[float, Range(above=0, most=1e6), ADAPTED] = 32.0
     # regular expression of matrices: wq, wk, wv, wo, w_gate, w_up, w_down
-    targets: Annotated[str, ranges.Length(1), PATTERN] = '.*'
-    rslora: bool = False  # multiplied by alpha / sqrt(rank) instead (arXiv 2312.03732)
+    targets: Annotated[str, ranges.Length(1), PATTERN, ADAPTED] = '.*'
+    # multiplied by alpha / sqrt(rank) instead (arXiv 2312.03732)
+    rslora: Annotated[bool, ADAPTED] = False
     path: str = ''  # PEFT folder of adapters to begin with; '': new ones, which change nothing
     base_dtype: Literal['', 'int8'] = ''  # of the frozen matrices beside adapters: int8, or '' for model.dtype
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from grpo_jax import ranges, user_files
 from grpo_jax.errors import NO_VALUE, UNMADE, BadInput, Checks
 from grpo_jax.example import Example
-from grpo_jax.ranges import Amendable, Free, Gibibytes, Kind, Length, OneOf, Range, Seconds, Share, Text
+from grpo_jax.ranges import Amendable, Free, Gibibytes, Kind, Length, OneOf, Range, ReadWith, Seconds, Share, Text
 from grpo_jax.rewards import binding, custom, length
 from grpo_jax.rewards.resources import Resources
 from grpo_jax.workers import Pool
@@ -21,6 +21,9 @@ PARTS = "pairs of a reward and its weight within 1e6, like (('numeric', 1.0), ('
 WITH_OPTIONS = ('reward', 'strict', 'measure', 'steps')  # functions of a reward's file that may have options
 # arguments that come from the run and not from the config
 SUPPLIED = ('correct', 'limit', 'models', 'pool', 'sandbox', 'services', 'step', 'truncated', 'workdir')
+OWN = ReadWith('functions.has_own', words='a reward of yours')
+VERIFIED = ReadWith('functions.verifiers', words='reward.verifier')
+STEPWISE = ReadWith('algorithm.needs_steps', words='algorithm.advantage=process')
 Amount = Annotated[float, Range(least=-1e6, most=1e6)]  # of a reward; float32 must hold its square
 
 
@@ -39,27 +42,31 @@ class RewardOptions(NamedTuple):
     parts: Annotated[tuple[tuple[Text, Amount], ...], Length(1), PARTS, Kind.PARTS] = (('numeric', 1.0),)
     options: Amendable[Mapping[str, Any]] = MappingProxyType({})  # of rewards by name; configs/default.py has them
     # what functions of yours get, as completions and prompts: texts; messages, lists of dicts with role and content
-    completions: Annotated[str, OneOf(('texts', 'messages'))] = 'texts'
+    completions: Annotated[str, OneOf(('texts', 'messages')), OWN] = 'texts'
     failed: Amendable[Amount] = 0.0  # reward of a part that ran out of its time or memory
     deadline: Free[Seconds] = 10.0  # seconds that a part may take on a completion in a worker process
     # threads that judge, and worker processes where a part needs them
     workers: Free[Annotated[int, Range(least=1, most=10_000)]] = 4
     memory_gib: Free[Gibibytes] = 4.0  # that a worker process may take
     # times that a part of yours is called again after an exception, later each time
-    retries: Free[Annotated[int, Range(least=0, most=100)]] = 2
+    retries: Free[Annotated[int, Range(least=0, most=100), OWN]] = 2
     # share of a step's completions, after the first step, that may lack a part of yours for its exceptions
-    most_missing: Free[Annotated[float, Range(least=0, below=1)]] = 0.1
-    self_test: Free[Share] = 0.02  # share of gold answers that the verifier may misjudge before the run starts
+    most_missing: Free[Annotated[float, Range(least=0, below=1), OWN]] = 0.1
+    # share of gold answers that the verifier may misjudge before the run starts
+    self_test: Annotated[Free[Share], VERIFIED] = 0.02
     # where a part with a weight cannot tell (None, NaN): unscorable, the completion has no reward and counts in no
     # statistic; zero: that part counts as 0
     missing: Amendable[Annotated[str, OneOf(('unscorable', 'zero'))]] = 'unscorable'
     truncated_reward: Amendable[Amount] = 0.0  # added when the budget ends before a stop token
-    step_rewards: str = ''  # file in grpo_jax/rewards that rewards steps, for advantage process
+    # file in grpo_jax/rewards that rewards steps, for advantage process
+    step_rewards: Annotated[str, STEPWISE] = ''
     steps_with_outcome: bool = False  # the total reward is a further step, at a completion's last token
     length_shaping: str = ''  # shaping by length: a function of grpo_jax/rewards/length.py
-    length_shaping_weight: Amendable[Amount] = 1.0  # what it is multiplied by before it is added
+    # what it is multiplied by before it is added
+    length_shaping_weight: Annotated[Amendable[Amount], ReadWith('.length_shaping')] = 1.0
     verifier: str = 'numeric'  # the part that decides correct; '' when there is none
-    correct_at: Amendable[Amount] = 1.0  # value of that part from which a completion is correct
+    # value of that part from which a completion is correct
+    correct_at: Annotated[Amendable[Amount], VERIFIED] = 1.0
     # source of the data, by meta['source'] -> parts, verifier, correct_at of its own
     by_source: Mapping[str, SourceRewards] = MappingProxyType({})
 
@@ -230,6 +237,16 @@ class RewardFunctions(NamedTuple):
         return ', '.join(dict.fromkeys(names))
 
     @property
+    def read_options(self) -> set[str]:
+        """The rewards and the shaping whose options are read: the metrics read those of reflection in any run."""
+        return {*self.every_part, custom.name_of(self.options.step_rewards), self.options.length_shaping, 'reflection'}
+
+    @property
+    def has_own(self) -> bool:
+        """Whether a part is a function of the user's."""
+        return any(part.own for part in self.every_part.values())
+
+    @property
     def every_part(self) -> dict[str, Part]:
         """The parts of all sources."""
         return dict(item for functions in (self, *self.by_source.values()) for item in functions.parts.items())
@@ -283,8 +300,8 @@ def build(
     with Checks() as check:
         modules = {name: check(find, path) for name, (path, _) in weights.items()}
         given = {name for name, (path, _) in weights.items() if user_files.is_file(path) or name in (functions or {})}
-        for name in given if options.completions == 'messages' else ():
-            if modules[name] is not UNMADE:
+        for name in given:
+            if modules[name] is not UNMADE and options.completions == 'messages':
                 modules[name].reward = binding.with_messages(modules[name].reward)
         parts = {
             name: check(_make_part, name, module, weights[name][1], bind, name in given)

@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import traceback
+import zlib
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from grpo_jax.text import during, escape
 NUMBER = re.compile(r'(?:(?<![\d)}])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)')
 SHORT = 60  # characters; in a longer answer the last number alone may well be the answer
 MOST_AT_ONCE = 256  # examples that a verifier which takes completions together is called with
+MOST_ASKED = 20_000  # examples that another verifier judges: seconds, where all of a large set take minutes
 # examples that a thread gets at once, at most; and the least number of calls, so that all threads have work
 MOST_IN_CALL, LEAST_CALLS = 64, 256
 USUAL_WAYS = '\\boxed{{{}}}', 'The answer is {}.'
@@ -37,8 +39,9 @@ def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
 
     An example is misjudged when the verifier refuses the gold answer, alone or in USUAL_WAYS, or accepts one of its
     changed forms. The verifier's gold(example) makes these forms, and may raise BadInput; for a verifier without gold,
-    perturb makes them. A verifier that is asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE
-    examples, evenly spaced. A source in reward.by_source has its own verifier and its own share.
+    perturb makes them. Of more than MOST_ASKED examples, so many are judged, which their ids choose. A verifier that is
+    asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE, evenly spaced. A source in
+    reward.by_source has its own verifier and its own share.
     """
     for functions, indices in reward_functions.divide(examples):
         _check_source(functions, [examples[i] for i in indices])
@@ -90,7 +93,7 @@ def check_labels(reward_functions: RewardFunctions, name: str):
 
 def _check_source(reward_functions, examples):
     """Tests one verifier on its examples, as check says."""
-    verifier, bound = reward_functions.verifier, reward_functions.options.self_test
+    verifier = reward_functions.verifier
     if not verifier:
         return
     if not reward_functions.reads_answers:
@@ -101,6 +104,9 @@ def _check_source(reward_functions, examples):
     part, count = reward_functions.parts[verifier], len(examples)
     if part.batched or part.asynchronous:  # each call may cost money, as a judge behind an API does
         examples = [examples[i] for i in spread(count, MOST_AT_ONCE)]
+    elif count > MOST_ASKED:  # chosen by their ids, so that other rows of the data change nothing
+        chosen = sorted(examples, key=lambda example: zlib.crc32(f'{example.id} is asked'.encode()))[:MOST_ASKED]
+        examples = sorted(chosen, key=lambda example: example.id)
     with during('judging gold answers', len(examples)) as judging:
         misjudge = _misjudgements_at_once if part.batched or part.asynchronous else _misjudgements
         reasons = misjudge(reward_functions, part, examples, judging)
@@ -113,7 +119,7 @@ def _check_source(reward_functions, examples):
     )
     for example, reason in wrong[:5]:
         logger.warning('gold self-test: example %d, answer %.80r: %s', example.id, example.answer, reason)
-    if share > bound:
+    if share > (bound := reward_functions.options.self_test):
         example, reason = wrong[0]
         raise BadInput(
             'reward.self_test',

@@ -328,8 +328,9 @@ def service_counts(reward_functions: RewardFunctions) -> dict[str, float]:
 
 def shape_rewards(reward_functions: RewardFunctions, rewarded: Rewards, grouping: Grouping) -> Float[np.ndarray, 'P G']:
     """The rewards plus the weighted shaping by length, if the config has one; NaN where a group has no completion."""
-    shaped, weight = rewarded.rewards.copy(), reward_functions.options.length_shaping_weight
+    shaped = rewarded.rewards.copy()
     if reward_functions.shaping:
+        weight = reward_functions.options.length_shaping_weight
         for rows in grouping.rows_by_size():
             shaped[rows] += weight * reward_functions.shaping(rewarded.lengths[rows], rewarded.correct[rows] == 1)
     return grouping.spread(shaped, np.nan)

@@ -56,8 +56,9 @@ def define_steering():
 
 
 def read_steering() -> Steering:
-    """The Steering of the flags --amend and --branch."""
-    return Steering(flags.FLAGS.amend, flags.FLAGS.branch)
+    """The Steering of the flags --amend, --branch and --config.KEY."""
+    given = config_flags.get_override_values(flags.FLAGS['config'])
+    return Steering(flags.FLAGS.amend, flags.FLAGS.branch, frozenset(given))
 
 
 def define_profile():
@@ -208,6 +209,14 @@ def _name_flag(name, value=None):
     return coming_from.explain(name, value) or 'write --config.KEY=VALUE; --help lists the flags'
 
 
+def _unknown_lines(error, argv):
+    """A line for each flag that is not defined; error: absl's, about the first of them."""
+    unknown = [text.lstrip('-').partition('=') for text in flags.FLAGS(argv, known_only=True)[1:] if text[:1] == '-']
+    for name, _, value in unknown:
+        text = str(error) if name == error.flagname else f"Unknown command line flag '{name}'"
+        yield f'error: {console.one_line(text)}; {_name_flag(name, value)}'
+
+
 def _parse(argv):
     """Parses the command line; returns its positional arguments, or exits with status 2 for a wrong flag."""
     try:
@@ -226,8 +235,7 @@ def _parse(argv):
     except BadInput as error:
         text = _error_text(error)
     except flags.UnrecognizedFlagError as error:
-        meant = _name_flag(error.flagname, str(error.flagvalue).partition('=')[2])
-        text = f'error: {console.one_line(str(error))}; {meant}'
+        text = '\n'.join(_unknown_lines(error, argv))
     except Exception as error:  # absl and ml_collections raise many kinds of errors
         missing = MISSING.findall(str(error))
         message = f'{" and ".join(missing)} must be given' if missing else console.one_line(str(error))[:LONGEST]

@@ -222,6 +222,11 @@ def _check_key(config, key, value):
             raise BadInput(f'--config.{key}', value, f'{where} has no {name}; {hint}') from None
 
 
+def read_defaults() -> ConfigDict:
+    """The config of configs/default.py."""
+    return importlib.import_module('grpo_jax.configs.default').get_config()
+
+
 def read_recorded(workdir: str, trust: bool) -> ConfigDict:
     """The config in workdir/config.json.
 
@@ -232,8 +237,7 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
     if not os.path.isfile(path):
         raise BadInput('--workdir', workdir, 'holds no run (no config.json); name the folder of a run')
     recorded = json_file.read_object(files.path_inside(workdir, 'config.json'))
-    defaults = read_config(os.path.join(CONFIGS, 'default.py'))
-    _check_recorded(recorded, defaults.to_dict(), workdir, '')
+    _check_recorded(recorded, read_defaults().to_dict(), workdir, '')
     paths = list(dict.fromkeys(code_files(recorded)))
     if paths and not trust:
         raise BadInput(

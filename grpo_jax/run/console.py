@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import shlex
+import shutil
 import sys
 import threading
 import time
@@ -393,7 +394,9 @@ def print_outcome(workdir: str) -> None:
     width = max(map(len, curves))
     lines = [f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()]
     show_tables(*_evaluation_table(workdir), *lines)
-    report = f'report: python -m grpo_jax report --workdir={shlex.quote(workdir)}'
+    homes = {os.path.dirname(path) for path in (sys.executable, shutil.which('python') or '')}
+    python = 'python' if len(homes) == 1 else shlex.quote(sys.executable)
+    report = f'report: {python} -m grpo_jax report --workdir={shlex.quote(workdir)}'
     # without wrapping, so that paths can be copied
     print(*map(escape, f'{curve}{report}\neverything the run wrote: {workdir}'.split('\n')), sep='\n')
 

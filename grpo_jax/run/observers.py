@@ -64,7 +64,7 @@ def make_observers(run: Any, learner: Learner) -> Observers:
     """The Observers of a Run that config.log turns on: the KL to a reference that no loss reads, and the probe."""
     log, shapes = run.settings.log, run.settings.step_shapes(run.algorithm)
     observers, programs = [], {}
-    if log.kl_every and not run.algorithm.needs_reference:
+    if not run.algorithm.needs_reference and log.kl_every:
         metrics = make_reference_metrics(shapes, run.mesh)
         observers.append(observe_reference(learner.scorer, metrics, log.kl_every))
         programs['reference'] = metrics

@@ -31,7 +31,7 @@ from grpo_jax.models.abstract import abstract_trained
 from grpo_jax.models.hf import families, peft
 from grpo_jax.ranges import Kind
 from grpo_jax.rewards import gold
-from grpo_jax.run import checkpoint, console, digest, rows, steering
+from grpo_jax.run import checkpoint, config_file, console, digest, rows, steering
 from grpo_jax.run.observers import abstract_probe
 from grpo_jax.run.settings import Settings, recorded_form
 from grpo_jax.run.steering import Steering
@@ -95,10 +95,7 @@ def open_training(
         config = config if examples is None else make_python_config(config)
         run = open_run(config, workdir, algorithm, functions, steered, check)
         if examples is not None and run.settings.data is not UNMADE:
-            section = run.settings.data
-            by_split = examples if isinstance(examples, Mapping) else {'train': examples}
-            given = {**section.options, 'folder': {split: list(rows) for split, rows in by_split.items()}}
-            run = dataclasses.replace(run, settings=run.settings._replace(data=section._replace(options=given)))
+            run = dataclasses.replace(run, settings=run.settings.with_rows(examples))
         splits = open_splits(run, check)
         check(data.warn_of_count, splits.train, run.settings.data.prompts_per_step)
         tried = check(gold.try_out, run.rewards, splits.train.examples)
@@ -136,6 +133,9 @@ def open_run(
             return run  # the rest compares them with one another
         run = open_algorithm(run, algorithm, check)
         settings, model = run.settings, run.model
+        unread = check(settings.find_unread, algorithm, run.rewards)
+        defaults = recorded_form(config_file.read_defaults())
+        check(steering.refuse_unread, unread, settings.recorded, defaults, run.workdir, steered.flags)
         if algorithm.needs_teacher and settings.teacher.path:
             columns, size = settings.data.max_prompt_tokens + settings.sampling.max_tokens, model.config.vocab_size
             check(policies.check_teacher_model, settings.teacher.path, model.tokenizer, size, columns, run.mesh)
@@ -493,7 +493,7 @@ def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunc
     options shape a total reward that the algorithm does not read.
     """
     reads, name = algorithm.advantage_reads, pieces.name_of(algorithm.advantage)
-    if 'step_rewards' in reads and not functions.steps:
+    if algorithm.needs_steps and not functions.steps:
         raise BadInput(
             'reward.step_rewards',
             NO_VALUE,
@@ -533,8 +533,9 @@ def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.
     except data.MissingSplit as missing:
         if split == 'train':
             raise
-        remedy = 'to hold out prompts, set data.held_out=0.05; to name a split or file, data.test_split'
-        logger.warning('no test split: evaluations are of prompts of the train split. %s; %s', missing, remedy)
+        where = '' if options.test_split in ('', 'test') else f' ({missing})'  # which nobody has named
+        remedy = 'Set data.held_out=0.05, or name a split or file in data.test_split'
+        logger.warning('no test split: evaluations are of prompts of the train split%s. %s', where, remedy)
     return train or open_split(run, 'train')
 
 
@@ -558,13 +559,13 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
     shapes, updates = settings.step_shapes(algorithm), settings.steps * settings.learning.updates
     optimizers = Optimizers(
         build_optimizer(settings.optimizer, updates),
-        build_optimizer(settings.critic_optimizer, updates),
+        build_optimizer(settings.critic_optimizer, updates) if algorithm.needs_values else None,
         learning_rates(settings.optimizer, updates),
     )
     return make_learner(
         run.model.config, algorithm, optimizers, run.mesh, shapes, settings.learning,
         aux | abstract_probe(settings.log, shapes),
-        ExtraMetrics(outcomes=True, reference=settings.log.kl_every > 0),
+        ExtraMetrics(outcomes=True, reference=not algorithm.needs_reference and settings.log.kl_every > 0),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """A config as typed values. Each package reads its own section; sections that belong to no package are read here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import json
 import math
 from typing import Annotated, Any, NamedTuple
@@ -10,13 +10,13 @@ from ml_collections import ConfigDict
 from grpo_jax import ranges
 from grpo_jax.algorithms import Algorithm, default_numbers
 from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
-from grpo_jax.data import DataOptions
+from grpo_jax.data import DataOptions, list_rows
 from grpo_jax.diagnose import DiagnoseOptions
 from grpo_jax.errors import NO_VALUE, BadInput, Checks
 from grpo_jax.learner import Learning, Optimization
 from grpo_jax.models.lora import OFF, LoraOptions
-from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, Natural, OneOf, Range
-from grpo_jax.rewards.build import RewardOptions, declared_options
+from grpo_jax.ranges import Amendable, Count, Flat, Free, Kind, Natural, OneOf, Range, ReadWith
+from grpo_jax.rewards.build import RewardFunctions, RewardOptions, declared_options
 from grpo_jax.run.writer import Tracking
 from grpo_jax.sampler.sampling import RolloutOptions, Sampling
 from grpo_jax.sharding import mesh as meshes
@@ -26,6 +26,8 @@ DTYPES = ('float32', 'bfloat16')
 OBJECTIVES = ('pairwise', 'pointwise', 'steps')  # losses of a reward model
 Seed = Annotated[int, Range(least=0, most=2**32 - 1)]  # jax ignores higher bits
 PATH_OPTIONS = ('data.options.folder', 'data.options.sources')  # options that are paths of data
+CRITIC = ReadWith('algorithm.needs_values', words='an advantage with a critic (gae)')
+LABELS = ReadWith('labels', words='the command grpo_jax.reward_model')  # of no Settings
 MOST_CELLS = 2**31  # bound of a batch's tokens, which int32 must count
 
 
@@ -119,11 +121,12 @@ class LogOptions(NamedTuple):
     rollouts: Natural = 10  # steps between dumps of completions; 0: never; the last step's are dumped too
     # steps between measurements of the KL to a reference that no penalty needs; the reference is kept for that alone
     # and changes no training; 0: never
-    kl_every: Natural = 0
+    kl_every: Annotated[Natural, ReadWith('!algorithm.needs_reference', words='an algorithm without a KL term')] = 0
     # steps between measurements of the probe: a few prompts with their first right completions, which must not become
     # unlikely; 0: never
     probe_every: Natural = 10
-    probe_prompts: Annotated[int, Range(least=1, most=10_000)] = 16  # of the train split, in the probe
+    # of the train split, in the probe
+    probe_prompts: Annotated[int, Range(least=1, most=10_000), ReadWith('.probe_every')] = 16
     tracking: Flat[Tracking] = Tracking()
     # seconds that a step may take before the run ends with all stacks; 0: any
     hang_after: Annotated[float, Range(least=0, most=1e7)] = 0.0
@@ -141,7 +144,8 @@ class Keys(NamedTuple):
     """
 
     seed: Seed = 0  # of sampling noise, data order and random initialization
-    steps: Free[Count] = 100  # steps of the loop: rollout, reward, update
+    # steps of the loop: rollout, reward, update
+    steps: Annotated[Free[Count], ReadWith('!data.epochs', words='data.epochs=0')] = 100
     model: ModelSource = ModelSource()
     data: DataOptions = DataOptions()
     rollout: Amendable[RolloutOptions] = RolloutOptions()
@@ -153,16 +157,17 @@ class Keys(NamedTuple):
     algorithm: Amendable[Algorithm] = Algorithm()  # pieces: functions of grpo_jax/algorithms; then their numbers
     learner: Learning = Learning()
     optimizer: Amendable[Optimization] = Optimization()
-    critic_optimizer: Amendable[Optimization] = Optimization(learning_rate=1e-5)  # of algorithms with a critic
+    # of algorithms with a critic
+    critic_optimizer: Annotated[Amendable[Optimization], CRITIC] = Optimization(learning_rate=1e-5)
     # cold start on the data set's demonstrations; a branch begins behind its parent's
-    supervised: Annotated[Supervised, Kind.INHERITED] = Supervised()
+    supervised: Annotated[Supervised, Kind.INHERITED, ReadWith('supervised.updates')] = Supervised()
     # trained by grpo_jax.reward_model, with the numbers of supervised
-    reward_model: RewardModelOptions = RewardModelOptions()
+    reward_model: Annotated[RewardModelOptions, LABELS] = RewardModelOptions()
     evaluation: Free[Evaluation] = Evaluation()
     checkpoint: Free[CheckpointOptions] = CheckpointOptions()
     mesh: Free[meshes.Axes] = meshes.Axes()
     # monitors of the metrics; docs/troubleshooting.md has what they see
-    diagnose: Free[DiagnoseOptions] = DiagnoseOptions()
+    diagnose: Annotated[Free[DiagnoseOptions], ReadWith('diagnose.on', ('say', 'save', 'stop'))] = DiagnoseOptions()
     log: Free[LogOptions] = LogOptions()
 
 
@@ -294,12 +299,12 @@ class Settings(NamedTuple):
 
         labels: whether a reward model is trained on labels, and no policy.
         """
-        batch, learning = self.supervised.batch, self.learning
+        learning = self.learning
         if labels:
-            return {'supervised.batch / learner.microbatches': batch // learning.microbatches}
+            return {'supervised.batch / learner.microbatches': self.supervised.batch // learning.microbatches}
         rows = self.data.prompts_per_step * self.group_size // (learning.minibatches * learning.microbatches)
         counts = {'data.prompts_per_step': self.data.prompts_per_step, 'rows of a microbatch': rows}
-        return counts | ({'supervised.batch': batch} if self.supervised.updates else {})
+        return counts | ({'supervised.batch': self.supervised.batch} if self.supervised.updates else {})
 
     def with_mesh(self, sizes: Mapping[str, int]) -> 'Settings':
         """The Settings with these sizes of the mesh's axes, also in the config that is recorded."""
@@ -307,6 +312,13 @@ class Settings(NamedTuple):
         with config.unlocked():
             config.mesh.update(sizes)
         return self._replace(mesh=config.mesh, config=config)
+
+    def with_rows(self, examples: Mapping[str, Iterable] | Iterable | None) -> 'Settings':
+        """The Settings of a config of make_python_config with these rows as data; as is for None."""
+        if examples is None:
+            return self
+        given = {**self.data.options, 'folder': list_rows(examples)}
+        return self._replace(data=self.data._replace(options=given))
 
     def with_steps(self, rows: int, algorithm: Algorithm) -> 'Settings':
         """The Settings with the steps of data.epochs passes over `rows` prompts, also in the config; as is for 0."""
@@ -318,6 +330,18 @@ class Settings(NamedTuple):
         with config.unlocked():
             config.steps = math.ceil(self.data.epochs * rows / prompts)
         return self._replace(steps=config.steps, config=config)
+
+    def find_unread(self, algorithm: Algorithm, functions: RewardFunctions) -> dict[str, str]:
+        """{dotted key that nothing in such a training reads: what would read it}."""
+        sections = {'rollout': self.sampling, 'reward': self.rewards, 'learner': self.learning}
+        owners = self._asdict() | sections | {'algorithm': algorithm, 'functions': functions}
+        readers = {
+            key: [str(mark) for mark in marks if not mark.holds(owners)] for key, marks in ranges.marks_of(Keys).items()
+        }
+        unread = {key: ' with '.join(dict.fromkeys(words)) for key, words in readers.items() if words}
+        for name in sorted(self.rewards.options.keys() - functions.read_options):
+            unread |= {f'reward.options.{name}.{option}': f'the reward {name}' for option in self.rewards.options[name]}
+        return unread
 
     def supervised_sizes(self) -> tuple[Shapes, Learning]:
         """(Shapes, Learning) of a supervised update, on demonstrations."""

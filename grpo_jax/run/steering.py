@@ -5,7 +5,7 @@ change is recorded in events.jsonl. A FIXED key may change only in a branch. An 
 data and the user's files hold is AMENDABLE too, though no key says it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 import contextlib
 import datetime
 import importlib.metadata
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from grpo_jax import PACKAGE, __version__, data, user_files
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import BadInput, Checks
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.ranges import Kind
 from grpo_jax.run.rows import append_event, recorded_events, rewrite_events
@@ -44,6 +44,7 @@ class Steering(NamedTuple):
 
     amend: bool = False  # amendable keys may change; the run goes on in place
     branch: str = ''  # workdir of a new run that starts from the newest checkpoint; '': none
+    flags: frozenset[str] = frozenset()  # keys that the command line gives, which something must read
 
 
 class Change(NamedTuple):
@@ -280,6 +281,29 @@ def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -
         remedy = f'use --amend to go on from here with the new value and record it, or {branch}'
         raise BadInput('--workdir', workdir, f'holds a run in which {was}; {remedy}')
     raise BadInput('--workdir', workdir, f'holds another run, in which {was}; {remedy}, or another --workdir')
+
+
+def refuse_unread(
+    unread: Mapping[str, str], recorded: Mapping[str, Any], defaults: Mapping[str, Any], workdir: str, flags: Set[str]
+) -> None:
+    """Raises BadInput for each key that a flag gives and nothing reads; names such keys of the config in a warning.
+
+    unread: see Settings.find_unread; recorded, defaults: the config, and that of configs/default.py, as JSON has them;
+    flags: the keys that flags give. A flag that gives the default, or what the run in workdir has, is warned of alone.
+    """
+    begun = os.path.exists(os.path.join(workdir, 'config.json'))
+    changed = {change.key for change in changes(workdir, recorded)} if begun else flags
+    named: dict[str, list[str]] = {}
+    with Checks() as check:
+        for key, reader in unread.items():
+            value, same = value_of(recorded, key), value_of(recorded, key) == value_of(defaults, key)
+            if key in flags & changed and not same:
+                check.keep(BadInput(key, value, f'nothing but {reader} reads it; choose that, or leave it out'))
+            elif key in flags or not same:
+                named.setdefault(reader, []).append(f'{key} = {value!r}')
+    if named:
+        words = [f'{" and ".join(keys)}, which only {reader} would read' for reader, keys in named.items()]
+        logger.warning('has no effect: %s', '; '.join(words))
 
 
 def record(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> None:

@@ -33,6 +33,7 @@ SAMPLES, LONGEST = 4, 2000  # completions of a step that TensorBoard shows as te
 # metrics on TensorBoard's page of hyperparameters
 COMPARED = ('reward', 'length', 'evaluation/reward', 'evaluation/greedy', 'evaluation/pass_at_1')
 NAMES = ('wandb', 'trackio')  # names of modules and of this package's extras
+TRACKED = ranges.ReadWith('log.tracking.trackers', words='log.trackers')
 IDS_FILE = 'trackers.json'  # in a workdir: the id of its run, the same in all trackers
 LOGIN_SECONDS = 30  # seconds that wandb waits for a person to type a key
 FILES = (
@@ -174,8 +175,10 @@ class Tracking(NamedTuple):
     """The trackers that also receive rows: keys of config.log."""
 
     trackers: Sequence[Annotated[str, OneOf(NAMES)]] = ()  # besides the files and TensorBoard: wandb, trackio
-    project: ranges.Text = 'grpo_jax'  # of the trackers
-    run_name: str = ''  # of the run in trackers; '': the last two folders of the workdir's path
+    # of the trackers
+    project: Annotated[ranges.Text, TRACKED] = 'grpo_jax'
+    # of the run in trackers; '': the last two folders of the workdir's path
+    run_name: Annotated[str, TRACKED] = ''
 
     @classmethod
     def from_config(cls, section):

@@ -9,9 +9,11 @@ from jaxtyping import Bool, Float, Int, Key
 from grpo_jax import ranges
 from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.models.lora import OFF, LoraOptions
-from grpo_jax.ranges import Count, Flat, Free, Natural, NoKey, OneOf, PositiveShare, Range, Share, Text
+from grpo_jax.ranges import Count, Flat, Free, Natural, NoKey, OneOf, PositiveShare, Range, ReadWith, Share, Text
 from grpo_jax.types import Array
 
+OPEN = ReadWith('data.prompt_format.thinking', ('auto', 'on'), 'data.thinking=auto or on')
+FORCED = ReadWith('.thinking_tokens', words='rollout.thinking_tokens')
 NEVER_DRAWN = -jnp.inf  # logit of a token that must not be drawn
 
 
@@ -30,7 +32,8 @@ class Sampling(NamedTuple):
     # of tokens that prompt or completion hold, as in transformers (arXiv 1909.05858); 1.0: none
     repetition_penalty: Annotated[float, Range(least=0.01, most=100)] = 1.0
     min_tokens: Natural = 0  # no stop before that many
-    thinking_tokens: Natural = 0  # tokens of a completion after which open thinking is ended by force; 0: never
+    # tokens of a completion after which open thinking is ended by force; 0: never
+    thinking_tokens: Annotated[Natural, OPEN] = 0
     thinking_end: NoKey[tuple[int, ...]] = ()  # the tokens that are forced
     stop_strings: tuple[Text, ...] = ()  # a completion ends with the token that completes one of them
     thinking_text: NoKey[str] = ''  # the text of thinking_end
@@ -105,8 +108,9 @@ class RolloutOptions(NamedTuple):
     sampling: Flat[Sampling] = Sampling()
     accept_bias: bool = False  # train all the same on samples of another distribution than the policy's
     # the text that opens thinking, in the prompt or in the completion; '': a completion begins inside thinking
-    thinking_start: str = '<think>'
-    thinking_end: str = '</think>'  # the text that ends thinking
+    thinking_start: Annotated[str, FORCED] = '<think>'
+    # the text that ends thinking
+    thinking_end: Annotated[str, FORCED] = '</think>'
     # keys and values on a device; rows beyond it wait; 0: no limit
     cache_gib: Free[Annotated[float, Range(least=0, most=2**20)]] = 0.0
 

@@ -6,7 +6,7 @@ Examples:
     python -m grpo_jax sweep --config=arithmetic --workdir=runs/sweep
     python -m grpo_jax sweep --config=countdown --presets=grpo,dapo,rloo --seeds=5 --workdir=runs/countdown"""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import contextlib
 import csv
 import functools
@@ -33,7 +33,7 @@ from grpo_jax.ranges import Kind
 from grpo_jax.run import cli, console, steering
 from grpo_jax.run.console import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.loop import owns_workdir
-from grpo_jax.run.open import make_algorithm, open_changes
+from grpo_jax.run.open import make_algorithm, make_python_config, open_changes
 from grpo_jax.run.rows import read_rows
 from grpo_jax.run.steering import record_origins, recorded_origins
 from grpo_jax.text import escape
@@ -76,15 +76,16 @@ def run(
     workdir: str,
     variants: Mapping[str, Algorithm] | None = None,
     functions: Mapping[str, Callable] | None = None,
+    examples: Mapping[str, Iterable] | Iterable | None = None,
 ) -> Rows:
     """Trains the runs that are not finished yet, and returns the table's rows, best first.
 
     get_config: get_config([preset]) of an experiment's file; presets: names in configs/algorithms, or FILE.py; seeds:
     how many, from 0; workdir: the run of a preset and a seed is in workdir/<preset>/<seed>; variants: algorithms by
     name, such as a notebook's, which train on get_config(); functions: rewards by name that config.reward.parts may
-    list. A run that ends with BadInput or FloatingPointError counts as failed, and the sweep goes on. Raises BadInput
-    before the first run for pieces that cannot work, and for settings, pieces or a function other than those of a run
-    that was begun here.
+    list; examples: rows in the place of the config's data, as train.run takes them. A run that ends with BadInput or
+    FloatingPointError counts as failed, and the sweep goes on. Raises BadInput before the first run for pieces that
+    cannot work, and for settings, pieces or a function other than those of a run that was begun here.
     """
     variants, functions = variants or {}, functions or {}
     names = {preset: _folder_name(preset) for preset in presets}
@@ -98,6 +99,9 @@ def run(
     makers |= dict.fromkeys(variants, get_config)
     if not makers or seeds < 1:
         raise BadInput('seeds, presets', (seeds, list(makers)), 'nothing to run; name a preset and at least one seed')
+    if examples is not None:
+        examples = data.list_rows(examples)  # which each run reads
+        makers = {name: lambda make=make: make_python_config(make()) for name, make in makers.items()}
     configs = {(name, seed): _set_seed(make(), seed) for seed in range(seeds) for name, make in makers.items()}
     section = data.DataOptions.from_config(next(iter(configs.values())).data)
     origins = data.locate(section, recorded_origins(workdir)).origins  # all runs read the same commits of the hub
@@ -123,10 +127,10 @@ def run(
             if not train.is_finished(config, folder, variants.get(preset)):
                 print(f'{number} of {len(configs)}: {preset}, seed {seed}', file=sys.stderr, flush=True)
                 own_start = os.path.join(folder, 'cold_start')
-                if config.supervised.updates and not os.path.exists(own_start):
+                if config.supervised.updates and examples is None and not os.path.exists(own_start):
                     _copy_cold_start(cold_start(seed), own_start)
                 record_origins(folder, origins)
-                objects = {'algorithm': variants.get(preset), 'functions': functions}
+                objects = {'algorithm': variants.get(preset), 'functions': functions, 'examples': examples}
                 train.run(config, folder, **{name: value for name, value in objects.items() if value})
         except InUse:  # another process has the folder, or has taken it over
             raise

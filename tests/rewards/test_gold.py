@@ -253,3 +253,22 @@ def test_a_verifier_that_waits_for_ever_is_found_out(tmp_path):
 def test_a_verifier_whose_calls_may_cost_judges_some_of_many(tmp_path, capsys):
     check_file(tmp_path, 'asynchronous', [str(i) for i in range(1, 1001)])
     assert 'gold self-test: 0 of 256 (of 1000) answers are misjudged' in capsys.readouterr().out
+
+
+def test_of_very_many_answers_some_are_asked_and_the_same_whatever_other_rows_there_are(monkeypatch, capsys):
+    monkeypatch.setattr(gold, 'MOST_ASKED', 20)
+    asked: list[set[int]] = []
+    for count in (200, 210):
+        answers, read = examples(*map(str, range(count))), set()
+        section = default.get_config().reward
+        with rewards.build(rewards.RewardOptions.from_config(section), 64) as functions:
+            part = functions.parts['numeric']
+
+            def judge(completion, example, part=part, read=read):
+                read.add(example.id)
+                return part.function(completion, example)
+
+            gold.check(functions._replace(parts={'numeric': part._replace(function=judge)}), answers)
+        asked.append(read)
+    assert 'gold self-test: 0 of 20 (of 200) answers are misjudged' in capsys.readouterr().out
+    assert len(asked[0]) == 20 and len(asked[0] & asked[1]) >= 20 - 10
