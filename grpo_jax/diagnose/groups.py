@@ -1,5 +1,7 @@
 """Monitors of the groups: steps that teach little or nothing."""
 
+import math
+
 from grpo_jax.diagnose.signs import (
     Answer,
     Context,
@@ -17,6 +19,8 @@ from grpo_jax.diagnose.signs import (
     spans,
 )
 
+WRONG = 0.25  # share of groups that are dead and not all right: enough left to learn
+ERRORS = 2  # standard errors that chance seldom exceeds
 HALF = 0.5  # from this share of completions on, truncation or unread answers explain why all are wrong
 # collection.gate -> what is so where every group is dead
 DEAD = {
@@ -118,16 +122,57 @@ def _dead_share(rows, name):
 
 def stagnation(rows: Rows, context: Context) -> Sign | None:
     """Advantages have lost their variance and the reward stands still, though not all completions are right."""
-    window = context.options.window
-    if not context.samples or len(rows) < 3 * window:
+    old, new = _variances_at_standstill(rows, context)
+    if not old or new > context.options.variance_share * old:
         return None
+    return Sign('the completions of a prompt hardly differ any longer', _variance_text(rows, context))
+
+
+def noisy_advantages(rows: Rows, context: Context) -> Sign | None:
+    """The variance of advantages is high and the reward stands still: a few completions lead each step elsewhere.
+
+    High: config.diagnose.variance_growth times what it was in the first steps, or times 1 where it was more than that,
+    since division by their spread leaves a variance of 1.
+    """
+    old, new = _variances_at_standstill(rows, context)
+    if not old or new < context.options.variance_growth * min(old, 1.0):
+        return None
+    return Sign('a few completions have most of the advantage, and no more are right', _variance_text(rows, context))
+
+
+def _variances_at_standstill(rows, context):
+    """(first steps' variance of advantages, newest) while the reward stands still below its maximum; else (0, 0)."""
+    window = context.options.window
     first, before, now = rows[:window], rows[-2 * window : -window], rows[-window:]
     old, new = average(first, 'advantage_variance'), average(now, 'advantage_variance')
-    if not old or new is None or new > context.options.variance_share * old:
+    if not context.samples or len(rows) < 3 * window or old is None or new is None:
+        return 0.0, 0.0
+    ends = (average(now, 'groups_all_right') or 0) > HALF or has_improved(before, now, context)
+    return (0.0, 0.0) if ends else (old, new)
+
+
+def _variance_text(rows, context):
+    """The variances of advantages that a standstill compares, as evidence."""
+    return format_change('advantage_variance', rows[: context.options.window], rows[-context.options.window :])
+
+
+def low_diversity(rows: Rows, context: Context) -> Sign | None:
+    """The completions of a prompt are the same ones again and again, and many prompts have no right one.
+
+    A quarter of the groups must be dead and not all right: a policy that is sure of right answers repeats itself too.
+    """
+    name, count = 'distinct_completions', context.options.patience
+    shares, recent, one = last_values(rows, name, count), rows[-count:], 1 / context.group_size
+    dead, right = average(recent, 'dead_groups'), average(recent, 'groups_all_right') or 0.0
+    if not context.samples or shares is None or dead is None or dead - right < WRONG:
         return None
-    if (average(now, 'groups_all_right') or 0) > HALF or has_improved(before, now, context):
+    if max(shares) > one + context.options.distinct * (1 - one):
         return None
-    return Sign('the completions of a prompt hardly differ any longer', format_change('advantage_variance', first, now))
+    return Sign(
+        f'of {context.group_size} completions of a prompt {shares[-1] * context.group_size:.1f} differ',
+        f'{name} {shares[0]:.2f} to {shares[-1]:.2f} in {format_steps(recent)}, groups dead {dead:.2f} and all right '
+        f'{right:.2f}, rollout.temperature={context.temperature:g}',
+    )
 
 
 def data_exhausted(rows: Rows, context: Context) -> Sign | None:
@@ -149,13 +194,16 @@ def data_exhausted(rows: Rows, context: Context) -> Sign | None:
     if len(evaluations) < 2 or accuracy is None or evaluations[-1]['step'] <= rows[-1]['step'] - options.window:
         return None
     first, newest = average(rows[: options.window], context.accuracy), evaluations[-1]['pass@1']
-    gap = accuracy - newest
-    if first is None or min(gap, gap - (first - evaluations[0]['pass@1'])) < options.generalization_gap:
+    gap, oldest = accuracy - newest, evaluations[0]['pass@1']
+    # of the difference of two evaluations, each a mean over prompts
+    error = math.sqrt((newest * (1 - newest) + oldest * (1 - oldest)) / context.evaluation_prompts)
+    least = max(options.generalization_gap, ERRORS * error)
+    if first is None or min(gap, gap - (first - oldest)) < least:
         return None
     return Sign(
         'right on the prompts that it trains on, and not on held-out ones',
         f'{context.accuracy} {accuracy:.2f} in {format_steps(recent)}, '
-        f'pass@1 {newest:.2f} at step {evaluations[-1]["step"]}',
+        f'pass@1 {newest:.2f} at step {evaluations[-1]["step"]}, standard error of its change {error:.2f}',
         'heart',
     )
 
@@ -260,6 +308,34 @@ MONITORS = (
             )
         },
         because=('large_updates', 'entropy_collapse', 'dead_run', 'dead_all_right', 'dead_all_wrong'),
+    ),
+    Monitor(
+        'noisy_advantages',
+        'the reward stands still below its maximum, and gradients get larger',
+        ('advantage_variance', 'reward', 'reward_std', 'groups_all_right'),
+        noisy_advantages,
+        {
+            '': Answer(
+                'outlying rewards, or the rewards of too few completions, decide each step: divide by the spread of '
+                'the whole batch, or compare more completions of a prompt',
+                '--branch=DIR --config.algorithm.advantage=batch_centred_std',
+                '--amend --config.rollout.group_size={more_completions}',
+            )
+        },
+        because=('large_updates', 'entropy_collapse', 'dead_run'),
+    ),
+    Monitor(
+        'low_diversity',
+        'the completions of a prompt are the same, and so are their rewards',
+        ('distinct_completions', 'dead_groups', 'groups_all_right'),
+        low_diversity,
+        {
+            '': Answer(
+                'the sampler hardly leaves the likeliest completion, so that nothing else is tried: sample hotter',
+                '--amend --config.rollout.temperature={hotter}',
+            )
+        },
+        because=('large_updates', 'entropy_collapse'),
     ),
     Monitor(
         'data_exhausted',

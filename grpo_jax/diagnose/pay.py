@@ -14,13 +14,14 @@ from grpo_jax.diagnose.signs import (
     format_steps,
     has_improved,
     last_values,
+    rows_until_measured,
     spans,
 )
-from grpo_jax.rewards.custom import name_of
+from grpo_jax.rewards.custom import LEARNED, name_of
 
-LEARNED = ('model', 'process')  # parts that are reward models
 # metric -> answer
 FAILURES = {'reward_expired': 'expired', 'reward_died': 'died', 'reward_missing': 'missing', 'unscorable': ''}
+SLOPES = 4  # times what the reward gained a nat: a penalty of that size outweighs what is gained further out
 SEEN_OFTEN = 0.1  # from this share of retired prompts on, forgetting them shows in evaluations
 
 
@@ -50,6 +51,30 @@ def overoptimization(rows: Rows, context: Context) -> Sign | None:
                     f'{format_change(f"reward/{name}", before, now)}; {format_change(context.accuracy, before, now)}',
                     'free' if context.kl == 'none' else '',
                 )
+    return None
+
+
+def unverified_reward(rows: Rows, context: Context) -> Sign | None:
+    """A learned reward, or one of yours, grows while the policy goes far from the reference, and no verifier looks.
+
+    From here on reward models tend to be deceived (arXiv 2210.10760, figure 1), which the reward itself cannot show.
+    """
+    measured = rows_until_measured(rows, 'kl_ref_sequence')
+    if context.verifier or not measured or measured[-1]['kl_ref_sequence'] < context.options.kl_unverified:
+        return None
+    for path, weight in context.parts:
+        name = name_of(path)
+        rise = _find_rise(rows, context, name) if weight and (name in LEARNED or name != path) else None
+        if rise:
+            before, now = rise
+            far, metric = measured[-1]['kl_ref_sequence'], f'reward/{name}'
+            gain = weight * ((average(now, metric) or 0.0) - (average(before, metric) or 0.0))
+            return Sign(
+                f'{name} pays more and more, {far:.3g} nats a completion from the reference, and no verifier checks it',
+                f'{format_change(metric, before, now)}; kl_ref_sequence {far:.3g} in {format_steps(measured[-1:])}',
+                'free' if context.kl == 'none' else '',
+                {'coefficient': f'{max(SLOPES * gain / far, 2 * context.kl_coef):.2g}'},
+            )
     return None
 
 
@@ -170,6 +195,25 @@ MONITORS = (
                 'the policy has left what the reward model was trained on (arXiv 2210.10760): hold it near', _PENALTY
             ),
         },
+    ),
+    Monitor(
+        'unverified_reward',
+        'the learned reward grows to its maximum, and nobody knows whether the answers are better',
+        ('reward/PART', 'kl_ref_sequence', 'reward_std'),
+        unverified_reward,
+        {
+            '': Answer(
+                'so far from where its model was trained a learned reward can be deceived (arXiv 2210.10760): hold the '
+                'policy nearer, and read some completions',
+                '--amend --config.algorithm.kl_coef={coefficient}',
+            ),
+            'free': Answer(
+                'so far from where its model was trained a learned reward can be deceived (arXiv 2210.10760): hold the '
+                'policy near, and read some completions',
+                '--branch=DIR --config.algorithm.kl=k3 --config.algorithm.kl_coef={coefficient}',
+            ),
+        },
+        because=('large_updates',),
     ),
     Monitor(
         'flaky_reward',

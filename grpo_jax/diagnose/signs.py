@@ -89,6 +89,7 @@ class Context(NamedTuple):
     max_grad_norm: float = 1.0
     regularizers: tuple[str, ...] = ()
     max_tokens: int = 64
+    temperature: float = 1.0
     chat: bool = False  # prompts use the tokenizer's chat template
     retire_above: float = 0.0
     max_draws: int = 10
@@ -145,7 +146,7 @@ class Context(NamedTuple):
             **{key: optimization[key] for key in ('learning_rate', 'max_grad_norm')},
             **{key: collection[key] for key in ('gate', 'retire_above', 'max_draws')},
             **{key: reward[key] for key in ('deadline', 'memory_gib', 'verifier')},
-            max_tokens=rollout['max_tokens'],
+            **{key: rollout[key] for key in ('max_tokens', 'temperature')},
             parts=tuple((name, weight) for name, weight in reward['parts']),
             evaluation_prompts=config['evaluation']['prompts'],
             minibatches=next((n for n in (4, 2, 3, 5, 7) if config['data']['prompts_per_step'] % n == 0), 1),
@@ -187,6 +188,8 @@ class Context(NamedTuple):
             'budget': f'{self.max_tokens}',
             'more_tokens': f'{2 * self.max_tokens}',
             'more_completions': f'{2 * self.group_size}',
+            # from below 1 up to 1, where the policy samples what it has learned, and from there on by a fifth
+            'hotter': f'{max(1.0, round(1.2 * self.temperature, 2)):g}',
             'more_draws': f'{2 * self.max_draws}',
             'minibatches': f'{self.minibatches}',
             'more_seconds': f'{4 * self.deadline:g}',

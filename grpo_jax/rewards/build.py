@@ -62,6 +62,15 @@ class RewardOptions(NamedTuple):
     # source of the data, by meta['source'] -> parts, verifier, correct_at of its own
     by_source: Mapping[str, SourceRewards] = MappingProxyType({})
 
+    @property
+    def unverified(self) -> bool:
+        """Whether a reward model pays and no verifier looks, so that no metric tells a true gain from a false one."""
+        return (
+            not self.verifier
+            and not self.by_source
+            and any(w and custom.name_of(path) in custom.LEARNED for path, w in self.parts)
+        )
+
     @classmethod
     def from_config(cls, section: Any) -> 'RewardOptions':
         """Reads config.reward; raises BadInput for a value that no choice of rewards could work with."""
