@@ -73,7 +73,7 @@ def unverified_reward(rows: Rows, context: Context) -> Sign | None:
                 f'{name} pays more and more, {far:.3g} nats a completion from the reference, and no verifier checks it',
                 f'{format_change(metric, before, now)}; kl_ref_sequence {far:.3g} in {format_steps(measured[-1:])}',
                 'free' if context.kl == 'none' else '',
-                {'coefficient': f'{max(SLOPES * gain / far, 2 * context.kl_coef):.2g}'},
+                {'more_kl': f'{max(SLOPES * gain / far, 2 * context.kl_coef):.2g}'},
             )
     return None
 
@@ -199,18 +199,18 @@ MONITORS = (
     Monitor(
         'unverified_reward',
         'the learned reward grows to its maximum, and nobody knows whether the answers are better',
-        ('reward/PART', 'kl_ref_sequence', 'reward_std'),
+        ('reward/model', 'reward/process', 'kl_ref_sequence', 'reward_std'),
         unverified_reward,
         {
             '': Answer(
                 'so far from where its model was trained a learned reward can be deceived (arXiv 2210.10760): hold the '
                 'policy nearer, and read some completions',
-                '--amend --config.algorithm.kl_coef={coefficient}',
+                '--amend --config.algorithm.kl_coef={more_kl}',
             ),
             'free': Answer(
                 'so far from where its model was trained a learned reward can be deceived (arXiv 2210.10760): hold the '
                 'policy near, and read some completions',
-                '--branch=DIR --config.algorithm.kl=k3 --config.algorithm.kl_coef={coefficient}',
+                '--branch=DIR --config.algorithm.kl=k3 --config.algorithm.kl_coef={more_kl}',
             ),
         },
         because=('large_updates',),

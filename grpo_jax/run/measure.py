@@ -118,13 +118,28 @@ def assess(
         row['unparsed'] = np.mean([extract(text) is None for text in texts])
     if np.isfinite(correct_PG).any():
         row |= pass_rates(correct_PG) | lengths_by_outcome(lengths, rewarded.correct)
-        sizes = np.abs(advantages) * (mask & ~forced) if advantages.shape[1] > 1 else np.abs(advantages)
-        row |= shares_by_pass_rate('advantage', grouping.spread(sizes.sum(1)), correct_PG)
-        inputs = {'mask': mask & ~forced, 'group_ids': group_ids, 'advantages': advantages}
-        if {*pieces.reads(weights)} <= {*inputs}:  # weights of yours may read more
-            sizes = np.abs(advantages) * np.asarray(pieces.call(weights, jax.tree.map(jnp.asarray, inputs)))
-            row |= shares_by_pass_rate('gradient', grouping.spread(sizes.sum(1)), correct_PG)
+        for name, sizes in advantage_sizes(advantages, mask & ~forced, group_ids, weights).items():
+            row |= shares_by_pass_rate(name, grouping.spread(sizes), correct_PG)
     return row
+
+
+def advantage_sizes(
+    advantages: Num[np.ndarray, 'B _'],
+    mask: Bool[np.ndarray, 'B C'],
+    group_ids: Int[np.ndarray, ' B'],
+    weights: Callable,
+) -> dict[str, Float[np.ndarray, ' B']]:
+    """abs(A) of each completion, `advantage`, and the sum of weights * abs(A) over its tokens, `gradient`.
+
+    The second is what the policy loss pulls at a completion's logprobs with while the ratio is 1: the size of its
+    gradient coefficients. Weights of yours that read more than the three arrays leave it out.
+    """
+    by_token = advantages.shape[1] > 1
+    sizes = {'advantage': np.abs(advantages).sum(1, where=mask) if by_token else np.abs(advantages[:, 0])}
+    inputs = {'mask': jnp.asarray(mask), 'group_ids': jnp.asarray(group_ids), 'advantages': jnp.asarray(advantages)}
+    if {*pieces.reads(weights)} <= {*inputs}:
+        sizes['gradient'] = np.sum(np.abs(advantages) * np.asarray(pieces.call(weights, inputs)), 1)
+    return sizes
 
 
 def distinct_share(texts: Sequence[str], grouping: Grouping) -> float:
