@@ -28,17 +28,26 @@ class Memory(NamedTuple):
     update: int | float
 
 
-def measure(config, topology: str, cache: str) -> Memory:
-    """The Memory of a config's learner, whose programs are compiled."""
-    planned = plan.make(config, topology)
+def make_plan(preset: str, model: str, topology: str) -> plan.PlannedRun:
+    """The plan of a run of configs/gsm8k.py in the sizes of the table."""
+    return plan.make(plan.change_config(gsm8k.get_config(preset), {'model.path': model} | SIZES), topology)
+
+
+def held(planned: plan.PlannedRun) -> tuple[int, ...]:
+    """Bytes on a device of a plan's policy, optimizer, reference and critic; nothing is compiled."""
+    state = planned.learner.state
+    parts = (state.params, state.opt_state, state.ref_params, state.aux.get('critic'))
+    return tuple(map(compiled.device_bytes, parts))
+
+
+def measure(planned: plan.PlannedRun, cache: str) -> Memory:
+    """The Memory of a plan, whose learner's programs are compiled; cache: a folder of what was compiled before."""
     jobs = [job for job in plan.list_jobs(planned)[0] if job.phase in ('logprobs', 'update')]
     measured = compiler.measure(jobs, planned, compiler.Compiling(cache, lambda *told: None, 1))
     used = {'logprobs': 0, 'update': 0}
     for job, figures in zip(jobs, measured, strict=True):
         used[job.phase] = max(used[job.phase], verdict.bytes_in_use(job, figures))
-    state = planned.learner.state
-    held = (state.params, state.opt_state, state.ref_params, state.aux.get('critic'))
-    return Memory(*map(compiled.device_bytes, held), **used)
+    return Memory(*held(planned), **used)
 
 
 def main():
@@ -50,8 +59,7 @@ def main():
     parser.add_argument('--cache', default='/tmp/grpo_jax_method_memory')
     flags = parser.parse_args()
     for preset in flags.presets.split(','):
-        config = plan.change_config(gsm8k.get_config(preset), {'model.path': flags.model} | SIZES)
-        memory = measure(config, flags.topology, flags.cache)
+        memory = measure(make_plan(preset, flags.model, flags.topology), flags.cache)
         print(f'| `{preset}` | ' + ' | '.join(f'{size / 2**30:.2f}' for size in memory) + ' |', flush=True)
 
 

@@ -1,16 +1,12 @@
-"""A lab: the run of gradient_spikes, twice as long. Rewards of a hundredfold lead each step, and no sum is learned.
+"""A lab: the run of shaped_reward. Every group has differences of full size, nearly all of them worth a thousandth.
 
     python -m grpo_jax.train --config=configs/labs/noisy_advantages.py --workdir=runs/noisy
     python -m grpo_jax.train --config=configs/labs/noisy_advantages.py --workdir=runs/mended \
         --config.algorithm.advantage=batch_centred_std
+
+Divided by the spread of the whole batch, in which right answers are, a thousandth stays what it is worth.
 """
-from grpo_jax.configs.labs import gradient_spikes
+from grpo_jax.configs.labs.shaped_reward import get_config
 
+__all__ = ['REMEDY', 'get_config']
 REMEDY = {'algorithm.advantage': 'batch_centred_std'}
-
-
-def get_config(preset='dr_grpo'):
-    """The lab gradient_spikes for 40 steps."""
-    config = gradient_spikes.get_config(preset)
-    config.steps = 40
-    return config

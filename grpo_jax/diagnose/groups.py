@@ -122,38 +122,42 @@ def _dead_share(rows, name):
 
 def stagnation(rows: Rows, context: Context) -> Sign | None:
     """Advantages have lost their variance and the reward stands still, though not all completions are right."""
-    old, new = _variances_at_standstill(rows, context)
-    if not old or new > context.options.variance_share * old:
+    first, now = rows[: context.options.window], rows[-context.options.window :]
+    old, new = average(first, 'advantage_variance'), average(now, 'advantage_variance')
+    if not old or new is None or new > context.options.variance_share * old or not _stands_still(rows, context):
         return None
-    return Sign('the completions of a prompt hardly differ any longer', _variance_text(rows, context))
+    return Sign('the completions of a prompt hardly differ any longer', format_change('advantage_variance', first, now))
 
 
 def noisy_advantages(rows: Rows, context: Context) -> Sign | None:
-    """The variance of advantages is high and the reward stands still: a few completions lead each step elsewhere.
+    """The reward stands still while the variance of advantages is high: what the groups differ in teaches nothing.
 
-    High: config.diagnose.variance_growth times what it was in the first steps, or times 1 where it was more than that,
-    since division by their spread leaves a variance of 1.
+    Divided by the spread of its group, an advantage has a variance of 1 - 1/G where all groups differ, be it in a
+    thousandth of the reward; not divided, it has more where few rewards outweigh all others. Algorithms that divide by
+    the spread of the whole batch always have it, and are left out.
     """
-    old, new = _variances_at_standstill(rows, context)
-    if not old or new < context.options.variance_growth * min(old, 1.0):
+    recent = rows[-context.options.window :]
+    variance, least = (
+        average(recent, 'advantage_variance'),
+        context.options.variance_high * (1 - 1 / context.group_size),
+    )
+    if not context.compares or context.over_batch or variance is None or variance < least:
         return None
-    return Sign('a few completions have most of the advantage, and no more are right', _variance_text(rows, context))
+    if not _stands_still(rows, context):
+        return None
+    return Sign(
+        'nearly all groups differ, and no more completions are right for it',
+        f'advantage_variance {format_number(variance)} in {format_steps(recent)}; '
+        f'{format_change(context.accuracy or "reward", rows[: context.options.window], recent)}',
+    )
 
 
-def _variances_at_standstill(rows, context):
-    """(first steps' variance of advantages, newest) while the reward stands still below its maximum; else (0, 0)."""
-    window = context.options.window
-    first, before, now = rows[:window], rows[-2 * window : -window], rows[-window:]
-    old, new = average(first, 'advantage_variance'), average(now, 'advantage_variance')
-    if not context.samples or len(rows) < 3 * window or old is None or new is None:
-        return 0.0, 0.0
-    ends = (average(now, 'groups_all_right') or 0) > HALF or has_improved(before, now, context)
-    return (0.0, 0.0) if ends else (old, new)
-
-
-def _variance_text(rows, context):
-    """The variances of advantages that a standstill compares, as evidence."""
-    return format_change('advantage_variance', rows[: context.options.window], rows[-context.options.window :])
+def _stands_still(rows, context):
+    """Whether the newest of three windows or more is no better than the one before, and not near all right."""
+    before, now = rows[-2 * context.options.window : -context.options.window], rows[-context.options.window :]
+    if not context.samples or len(rows) < 3 * context.options.window:
+        return False
+    return (average(now, 'groups_all_right') or 0) <= HALF and not has_improved(before, now, context)
 
 
 def low_diversity(rows: Rows, context: Context) -> Sign | None:
@@ -311,18 +315,18 @@ MONITORS = (
     ),
     Monitor(
         'noisy_advantages',
-        'the reward stands still below its maximum, and gradients get larger',
+        'the reward stands still below its maximum, and gradients are as large as ever',
         ('advantage_variance', 'reward', 'reward_std', 'groups_all_right'),
         noisy_advantages,
         {
             '': Answer(
-                'outlying rewards, or the rewards of too few completions, decide each step: divide by the spread of '
-                'the whole batch, or compare more completions of a prompt',
+                'small or outlying differences of a few completions count in full: divide by the spread of the whole '
+                'batch, or compare more completions of a prompt',
                 '--branch=DIR --config.algorithm.advantage=batch_centred_std',
                 '--amend --config.rollout.group_size={more_completions}',
             )
         },
-        because=('large_updates', 'entropy_collapse', 'dead_run'),
+        because=('large_updates', 'entropy_collapse'),
     ),
     Monitor(
         'low_diversity',

@@ -30,8 +30,7 @@ class DiagnoseOptions(NamedTuple):
     part_growth: Positive = 0.5  # of a part of the reward, in standard deviations of the reward
     gain: Share = 0.02  # of accuracy: what is less is no gain
     variance_share: PositiveShare = 0.1  # of the first steps' variance of advantages
-    # times the first steps' variance of advantages, or 1 where that is less: what division by their spread leaves
-    variance_growth: Factor = 2.0
+    variance_high: Positive = 0.8  # of advantages, in 1 - 1/G: what division by the spread of a group leaves
     distinct: Share = 0.2  # of a group's completions but the first: as many differ from all before them
     displacement: Positive = 0.1  # nats a token that right completions have lost (2410.08847, 2512.04220)
     sampler_gap: Positive = 0.02  # nats a token; bfloat16 has some 0.004, float32 below 0.001

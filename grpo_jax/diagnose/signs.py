@@ -78,6 +78,7 @@ class Context(NamedTuple):
     inert: tuple[str, ...] = ()  # settings of the algorithm without effect while all ratios are 1
     gate: str = 'reward'  # what says that a group is dead
     compares: bool = True  # advantages are differences of the rewards of a group
+    over_batch: bool = False  # they are divided by the spread of the whole batch
     terms: tuple[str, ...] = ()  # of the reward beside the verifier, that may differ in groups that are all wrong
     kl: str = 'none'
     correction: str = 'none'
@@ -114,7 +115,7 @@ class Context(NamedTuple):
         """
         rollout, learner, algorithm = config['rollout'], config['learner'], config['algorithm']
         collection, reward = config['collection'], config['reward']
-        inert, compares = (), True
+        inert, compares, over_batch = (), True, False
         try:
             made = algorithms.make(algorithm, collection)
         except BadInput:  # train.run was given an algorithm, and this config makes none
@@ -122,6 +123,7 @@ class Context(NamedTuple):
         else:
             inert = tuple(checks.list_inert(made))
             compares = pieces.compares_outcomes(made.advantage) and made.kl_placement == 'loss'
+            over_batch = pieces.property_of(made.advantage, 'over_batch')
         terms = [name_of(path) for path, weight in reward['parts'] if weight and name_of(path) != reward['verifier']]
         terms += ['truncated_reward'] * bool(reward['truncated_reward'])
         terms += [reward['length_shaping']] if reward['length_shaping'] and collection['gate'] == 'none' else []
@@ -139,6 +141,7 @@ class Context(NamedTuple):
             chat=config['data']['chat'],
             inert=inert,
             compares=compares,
+            over_batch=over_batch,
             terms=tuple(terms),
             **{key: algorithm[key] for key in ('kl', 'correction', 'weights', 'kl_coef', 'critic_warmup')},
             regularizers=tuple(algorithm['regularizers']),

@@ -183,16 +183,16 @@ MUST: dict[str, list[Stream]] = {
         )
     ],
     'noisy_advantages': [
-        # from 0.2 to 0.5, which is 2.5 times as much
+        # 0.8 of 7/8 are 0.7
         Stream(
-            rows(advantage_variance=from_step(20, 0.5, 0.2), **{'reward/numeric': 0.5, 'groups_all_right': 0.2}),
-            'advantage_variance 0.2 in steps 0 to 9, 0.5 in steps 30 to 39',
+            rows(advantage_variance=0.75, **{'reward/numeric': 0.5, 'groups_all_right': 0.2}),
+            'advantage_variance 0.75 in steps 30 to 39; reward/numeric 0.5 in steps 0 to 9, 0.5 in steps 30 to 39',
             RUN,
         ),
-        # from the start more than twice what division by the spread leaves
+        # rewards in cents, not divided
         Stream(
             rows(advantage_variance=30.0, **{'reward/numeric': 0.5, 'groups_all_right': 0.2}),
-            'advantage_variance 30 in steps 0 to 9, 30 in steps 30 to 39',
+            'advantage_variance 30 in steps 30 to 39',
             RUN,
         ),
     ],
@@ -413,9 +413,14 @@ SILENT: dict[str, list[Stream]] = {
         Stream(rows(30, advantage_variance=from_step(20, 0.02, 0.25), groups_all_right=0.2), context=RUN),
     ],
     'noisy_advantages': [
-        Stream(rows(advantage_variance=from_step(20, 0.5, 0.2), groups_all_right=0.2), context=RUN),  # it gains
-        Stream(rows(advantage_variance=from_step(20, 0.5, 0.2), groups_all_right=0.7), context=RUN),
-        Stream(rows(advantage_variance=0.9, **{'reward/numeric': 0.5, 'groups_all_right': 0.2}), context=RUN),
+        Stream(rows(29, advantage_variance=0.75, **{'reward/numeric': 0.5, 'groups_all_right': 0.2}), context=RUN),
+        Stream(rows(advantage_variance=0.75, **{'reward/numeric': 0.5, 'groups_all_right': 0.7}), context=RUN),
+        Stream(rows(advantage_variance=0.25, **{'reward/numeric': 0.5, 'groups_all_right': 0.2}), context=RUN),
+        Stream(rows(31, advantage_variance=0.75, **{'reward/numeric': lambda step: 0.02 * step}), context=RUN),  # gains
+        Stream(
+            rows(advantage_variance=1.0, **{'reward/numeric': 0.5, 'groups_all_right': 0.2}),
+            context=RUN._replace(over_batch=True),
+        ),
     ],
     'low_diversity': [
         # as alike, and all right; half of them differ; groups of one
