@@ -7,7 +7,10 @@ sampler needs the same with each preset and is left out.
 """
 
 import argparse
+import os
 from typing import NamedTuple
+
+os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', 'JAX_PLATFORMS': 'cpu'}
 
 from grpo_jax.configs import gsm8k
 from grpo_jax.sharding import compiled
