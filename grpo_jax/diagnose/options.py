@@ -29,7 +29,7 @@ class DiagnoseOptions(NamedTuple):
     length_correlation: Share = 0.3  # of reward and length within groups
     part_growth: Positive = 0.5  # of a part of the reward, in standard deviations of the reward
     gain: Share = 0.02  # of accuracy: what is less is no gain
-    variance_share: PositiveShare = 0.1  # of the first steps' variance of advantages
+    variance_share: PositiveShare = 0.1  # of the first steps' variance of advantages, or deviation of rewards
     variance_high: Positive = 0.8  # of advantages, in 1 - 1/G: what division by the spread of a group leaves
     distinct: Share = 0.2  # of a group's completions but the first: as many differ from all before them
     displacement: Positive = 0.1  # nats a token that right completions have lost (2410.08847, 2512.04220)

@@ -55,26 +55,29 @@ def overoptimization(rows: Rows, context: Context) -> Sign | None:
 
 
 def unverified_reward(rows: Rows, context: Context) -> Sign | None:
-    """A learned reward, or one of yours, grows while the policy goes far from the reference, and no verifier looks.
+    """A learned reward, or one of yours, grows, no verifier looks, and it shows signs of being deceived.
 
-    From here on reward models tend to be deceived (arXiv 2210.10760, figure 1), which the reward itself cannot show.
+    The policy is far from the reference, where reward models begin to err (arXiv 2210.10760, figure 1), or the rewards
+    have no spread left: all completions have the look that is paid. The reward cannot show that it is wrong.
     """
-    measured = rows_until_measured(rows, 'kl_ref_sequence')
-    if context.verifier or not measured or measured[-1]['kl_ref_sequence'] < context.options.kl_unverified:
-        return None
-    for path, weight in context.parts:
+    options, measured = context.options, rows_until_measured(rows, 'kl_ref_sequence')
+    far, first = measured[-1]['kl_ref_sequence'] if measured else 0.0, average(rows[: options.patience], 'reward_std')
+    for path, weight in () if context.verifier else context.parts:
         name = name_of(path)
         rise = _find_rise(rows, context, name) if weight and (name in LEARNED or name != path) else None
-        if rise:
-            before, now = rise
-            far, metric = measured[-1]['kl_ref_sequence'], f'reward/{name}'
-            gain = weight * ((average(now, metric) or 0.0) - (average(before, metric) or 0.0))
-            return Sign(
-                f'{name} pays more and more, {far:.3g} nats a completion from the reference, and no verifier checks it',
-                f'{format_change(metric, before, now)}; kl_ref_sequence {far:.3g} in {format_steps(measured[-1:])}',
-                'free' if context.kl == 'none' else '',
-                {'more_kl': f'{max(SLOPES * gain / far, 2 * context.kl_coef):.2g}'},
-            )
+        if not rise:
+            continue
+        paid, spreads = ([average(some, metric) or 0.0 for some in rise] for metric in (f'reward/{name}', 'reward_std'))
+        if far < options.kl_unverified and spreads[1] > options.variance_share * (first or 0.0):
+            continue
+        evidence = f'{format_change(f"reward/{name}", *rise)}; {format_change("reward_std", *rise)}'
+        evidence += f'; kl_ref_sequence {far:.3g} in {format_steps(measured[-1:])}' if measured else ''
+        return Sign(
+            f'{name} pays more and more, and no verifier checks whether it is right to',
+            evidence,
+            'free' if context.kl == 'none' else '',
+            {'more_kl': f'{max(SLOPES * weight * (paid[1] - paid[0]) / far, 4 * context.kl_coef):.1g}'} if far else {},
+        )
     return None
 
 
@@ -167,6 +170,10 @@ def _pass_rates(best, now):
 
 
 _PENALTY = '--branch=DIR --config.algorithm.kl=k3 --config.algorithm.kl_coef={more_kl}'
+_DECEIVED = (
+    'a learned reward is deceived far from what its model was trained on, or by one look that all completions take (arXiv '
+    '2210.10760): read some, let a verifier look if there is one, and hold the policy nearer'
+)
 
 MONITORS = (
     Monitor(
@@ -201,18 +208,7 @@ MONITORS = (
         'the learned reward grows to its maximum, and nobody knows whether the answers are better',
         ('reward/model', 'reward/process', 'kl_ref_sequence', 'reward_std'),
         unverified_reward,
-        {
-            '': Answer(
-                'so far from where its model was trained a learned reward can be deceived (arXiv 2210.10760): hold the '
-                'policy nearer, and read some completions',
-                '--amend --config.algorithm.kl_coef={more_kl}',
-            ),
-            'free': Answer(
-                'so far from where its model was trained a learned reward can be deceived (arXiv 2210.10760): hold the '
-                'policy near, and read some completions',
-                '--branch=DIR --config.algorithm.kl=k3 --config.algorithm.kl_coef={more_kl}',
-            ),
-        },
+        {'': Answer(_DECEIVED, '--amend --config.algorithm.kl_coef={more_kl}'), 'free': Answer(_DECEIVED, _PENALTY)},
         because=('large_updates',),
     ),
     Monitor(

@@ -313,13 +313,21 @@ MUST: dict[str, list[Stream]] = {
                 kl_ref_sequence=lambda step: None if step % 10 else 0.2 * step,
                 **{'reward/model': from_step(20, 0.9, 0.4), 'reward/numeric': None},
             ),
-            'reward/model 0.4 in steps 10 to 19, 0.9 in steps 30 to 39; kl_ref_sequence 6 in step 30',
+            '0.9 in steps 30 to 39; reward_std 0.4 in steps 10 to 19, 0.4 in steps 30 to 39; kl_ref_sequence 6 in step 30',
             UNVERIFIED,
         ),
         Stream(
             rows(kl_ref_sequence=7.0, **{'reward/judge': from_step(30, 0.9, 0.4)}),
-            'reward/judge 0.4 in steps 20 to 29, 0.9 in steps 30 to 39; kl_ref_sequence 7 in step 39',
+            'reward/judge 0.4 in steps 20 to 29, 0.9 in steps 30 to 39; reward_std',
             UNVERIFIED._replace(parts=(('mine.py:judge', 1.0),), kl='k3', kl_coef=0.01),
+        ),
+        # near, and not measured; all completions have the look that is paid
+        Stream(
+            rows(
+                kl_ref_sequence=None, reward_std=from_step(30, 0.02, 0.4), **{'reward/model': from_step(30, 1.0, 0.5)}
+            ),
+            '0.5 in steps 20 to 29, 1 in steps 30 to 39; reward_std 0.4 in steps 20 to 29, 0.02 in steps 30 to 39',
+            UNVERIFIED,
         ),
     ],
     'flaky_reward': [
@@ -486,7 +494,11 @@ SILENT: dict[str, list[Stream]] = {
     'unverified_reward': [
         Stream(rows(kl_ref_sequence=7.0, **{'reward/model': from_step(30, 0.9, 0.4)}), context=JUDGED),
         Stream(rows(kl_ref_sequence=4.0, **{'reward/model': from_step(30, 0.9, 0.4)}), context=UNVERIFIED),
-        Stream(rows(kl_ref_sequence=7.0, **{'reward/model': 0.6}), context=UNVERIFIED),
+        Stream(rows(kl_ref_sequence=7.0, reward_std=0.01, **{'reward/model': 0.6}), context=UNVERIFIED),
+        Stream(
+            rows(kl_ref_sequence=1.0, reward_std=from_step(30, 0.1, 0.4), **{'reward/model': from_step(30, 0.9, 0.4)}),
+            context=UNVERIFIED,
+        ),
         Stream(  # no learned one: what it pays for is what is wanted
             rows(kl_ref_sequence=7.0, **{'reward/repetition': from_step(30, 0.9, 0.4)}),
             context=UNVERIFIED._replace(parts=(('repetition', 1.0),)),
