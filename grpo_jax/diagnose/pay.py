@@ -171,8 +171,8 @@ def _pass_rates(best, now):
 
 _PENALTY = '--branch=DIR --config.algorithm.kl=k3 --config.algorithm.kl_coef={more_kl}'
 _DECEIVED = (
-    'a learned reward is deceived far from what its model was trained on, or by one look that all completions take (arXiv '
-    '2210.10760): read some, let a verifier look if there is one, and hold the policy nearer'
+    'a learned reward is deceived far from what its model was trained on (arXiv 2210.10760), or by one look that all '
+    'completions take: read some, let a verifier look if there is one, and hold the policy nearer'
 )
 
 MONITORS = (

@@ -313,7 +313,7 @@ MUST: dict[str, list[Stream]] = {
                 kl_ref_sequence=lambda step: None if step % 10 else 0.2 * step,
                 **{'reward/model': from_step(20, 0.9, 0.4), 'reward/numeric': None},
             ),
-            '0.9 in steps 30 to 39; reward_std 0.4 in steps 10 to 19, 0.4 in steps 30 to 39; kl_ref_sequence 6 in step 30',
+            'steps 30 to 39; reward_std 0.4 in steps 10 to 19, 0.4 in steps 30 to 39; kl_ref_sequence 6 in step 30',
             UNVERIFIED,
         ),
         Stream(
