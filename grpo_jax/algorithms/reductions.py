@@ -52,10 +52,7 @@ def pair_margins(
     dpo_beta: float,
     dpo_length_norm: bool,
 ) -> Float[Array, ' B']:
-    """f32[B]: for each row of a pair, what DPO's implied reward of the better row exceeds that of the worse row by.
-
-    It is dpo_beta (chosen - rejected), see surrogates.dpo; the pair is told apart rightly where it is above 0.
-    """
+    """f32[B]: dpo_beta (chosen - rejected) of surrogates.dpo for each row of a pair; above 0: told apart rightly."""
     gain = jnp.sum(jnp.where(mask, logprobs - ref_logprobs, 0.0), -1)
     if dpo_length_norm:
         gain = gain / jnp.maximum(jnp.sum(mask, -1), 1)

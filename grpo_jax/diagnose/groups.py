@@ -132,9 +132,8 @@ def stagnation(rows: Rows, context: Context) -> Sign | None:
 def noisy_advantages(rows: Rows, context: Context) -> Sign | None:
     """The reward stands still while the variance of advantages is high: what the groups differ in teaches nothing.
 
-    Divided by the spread of its group, an advantage has a variance of 1 - 1/G where all groups differ, be it in a
-    thousandth of the reward; not divided, it has more where few rewards outweigh all others. Algorithms that divide by
-    the spread of the whole batch always have it, and are left out.
+    Divided by the spread of its group, advantages have a variance of 1 - 1/G where all groups differ, be it in a
+    thousandth; not divided, they have more where few rewards outweigh all others. A spread of the whole batch hides it.
     """
     recent = rows[-context.options.window :]
     variance, least = (

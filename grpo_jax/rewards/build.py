@@ -65,11 +65,8 @@ class RewardOptions(NamedTuple):
     @property
     def unverified(self) -> bool:
         """Whether a reward model pays and no verifier looks, so that no metric tells a true gain from a false one."""
-        return (
-            not self.verifier
-            and not self.by_source
-            and any(w and custom.name_of(path) in custom.LEARNED for path, w in self.parts)
-        )
+        learned = any(weight and custom.name_of(path) in custom.LEARNED for path, weight in self.parts)
+        return learned and not self.verifier and not self.by_source
 
     @classmethod
     def from_config(cls, section: Any) -> 'RewardOptions':

@@ -131,8 +131,7 @@ def advantage_sizes(
 ) -> dict[str, Float[np.ndarray, ' B']]:
     """abs(A) of each completion, `advantage`, and the sum of weights * abs(A) over its tokens, `gradient`.
 
-    The second is what the policy loss pulls at a completion's logprobs with while the ratio is 1: the size of its
-    gradient coefficients. Weights of yours that read more than the three arrays leave it out.
+    The second is the size of the loss's gradient by the logprobs at ratio 1; weights of yours that read more lack it.
     """
     by_token = advantages.shape[1] > 1
     sizes = {'advantage': np.abs(advantages).sum(1, where=mask) if by_token else np.abs(advantages[:, 0])}
@@ -151,9 +150,8 @@ def distinct_share(texts: Sequence[str], grouping: Grouping) -> float:
 def reflection_metrics(
     texts: Sequence[str], correct: Float[np.ndarray, ' B'], phrases: tuple[str, ...]
 ) -> dict[str, float]:
-    """{metric: value} of phrases by which completions look back on what they have written.
+    """reflection: phrases a completion; self_correction: share of completions with a phrase of reflection.CORRECTIONS.
 
-    reflection: phrases a completion; self_correction: the share of completions with a phrase of reflection.CORRECTIONS;
     self_correction_right: the share of these that are right, NaN where none is judged.
     """
     corrects = np.array([count_phrases(text, reflection.CORRECTIONS) > 0 for text in texts])

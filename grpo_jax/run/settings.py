@@ -133,10 +133,7 @@ class LogOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section, unverified: bool = False):
-        """LogOptions of config.log. Raises BadInput for a value out of its range and an unknown tracker.
-
-        unverified: whether a reward model pays and no verifier looks, for which kl_every = -1 asks.
-        """
+        """LogOptions of config.log; unverified: of the RewardOptions. BadInput for values out of range."""
         options = cls(**ranges.read_section(cls, section, 'log'), tracking=Tracking.from_config(section))
         return options if options.kl_every >= 0 else options._replace(kl_every=KL_EVERY if unverified else 0)
 
