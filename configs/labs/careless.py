@@ -38,3 +38,8 @@ def model(completion, example):
 def judge(completion, example):
     """What `model` pays, under a name that a judge of yours may have."""
     return model(completion, example)
+
+
+def hair(completion, example):
+    """Up to 0.001 that means nothing: hardly two completions of a prompt get the same."""
+    return 1e-6 * (zlib.crc32(f'{example.prompt}{completion}'.encode()) % 1000)
