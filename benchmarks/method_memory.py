@@ -63,7 +63,7 @@ def main():
     flags = parser.parse_args()
     for preset in flags.presets.split(','):
         memory = measure(make_plan(preset, flags.model, flags.topology), flags.cache)
-        print(f'| `{preset}` | ' + ' | '.join(f'{size / 2**30:.2f}' for size in memory) + ' |', flush=True)
+        print(f'| `:{preset}` | ' + ' | '.join(f'{size / 2**30:.2f}' for size in memory) + ' |', flush=True)
 
 
 if __name__ == '__main__':

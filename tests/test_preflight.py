@@ -159,10 +159,10 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
 def test_what_a_method_holds_is_what_the_table_says(preset):
     """Policy, optimizer, reference and critic in GiB: of the model of the table, for which nothing is compiled here."""
     page = doc_examples.read('docs/results.md').split('## Memory by method')[1].split('\n## ')[0]
-    (row,) = re.findall(rf'^\| `{preset}` \|(.*)\|$', page, re.MULTILINE)
+    (row,) = re.findall(rf'^\| `:{preset}` \|(.*)\|$', page, re.MULTILINE)
     held = method_memory.held(method_memory.make_plan(preset, 'Qwen/Qwen2.5-0.5B', 'gpu:24'))
     assert [f'{size / GIB:.2f}' for size in held] == [cell.strip() for cell in row.split('|')[:4]]
-    assert f'| `{preset}` |{row}|' in doc_examples.read('docs/choose.md')  # the same figures there
+    assert f'| `:{preset}` |{row}|' in doc_examples.read('docs/choose.md')  # the same figures there
 
 
 def test_a_reference_is_a_model_more_and_a_critic_one_with_its_moments(long, tmp_path):
