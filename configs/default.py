@@ -62,7 +62,8 @@ def get_config(preset='grpo'):
         'format': {'tags': ('think', 'answer')},  # in this order, each once
         'language': {'target': 'en'},    # a language, or a script like latin
         'repetition': {'n': 3},          # words of an n-gram
-        'reflection': {'phrases': ('wait', 'let me check', 'double-check'), 'cap': 3},  # cap: phrases that count
+        'reflection': {'phrases': ('wait', 'aha', 'actually', 'let me check', 'let me re-check', 'double-check',
+                                   'this calculation seems wrong'), 'cap': 3},  # cap: phrases that count
         'countdown': {'partial': 0.1},   # of an expression that misses the target
         'code': {'all_pass': True, 'timeout': 10.0, 'memory_mib': 512},  # all_pass: else the share of tests
         'model': {'folder': '', 'dtype': 'float32', 'batch': 32, 'device': 0, 'park': True,  # weights wait on the host

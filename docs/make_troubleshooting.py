@@ -58,9 +58,12 @@ def monitors():
 
 def thresholds(monitor):
     """The keys of config.diagnose that a monitor's function reads, and the functions of its module that it calls."""
-    module, source = inspect.getmodule(monitor.sign), inspect.getsource(monitor.sign)
-    called = {name for name in re.findall(r'\b(\w+)\(', source) if inspect.isfunction(getattr(module, name, None))}
-    whole = source + ''.join(inspect.getsource(getattr(module, name)) for name in sorted(called))
+    module, functions = inspect.getmodule(monitor.sign), [monitor.sign]
+    for function in functions:  # which grows: called functions call others
+        names = sorted(set(re.findall(r'\b(\w+)\(', inspect.getsource(function))))
+        called = [getattr(module, name) for name in names if inspect.isfunction(getattr(module, name, None))]
+        functions += [function for function in called if function not in functions]
+    whole = ''.join(map(inspect.getsource, functions))
     keys = set(re.findall(r'options\.(\w+)', whole))
     if 'getattr(context.options, name)' in whole:
         keys |= {name for name in monitor.reads if name in DiagnoseOptions._fields}

@@ -5,11 +5,16 @@ import re
 import numpy as np
 import pytest
 
+from grpo_jax import algorithms
+from grpo_jax.algorithms import weights
+from grpo_jax.grouping import Grouping
 from grpo_jax.models import heads, transformer
 from grpo_jax.models.lora import LoraOptions
 from grpo_jax.rewards import language
 from grpo_jax.run import measure
 from grpo_jax.sharding import chips
+from grpo_jax.types import HeadOutput
+from tests.algorithms import fixture
 
 NAN = float('nan')
 MEGABYTE = 'a\x00\x1b[31m🙂\ud800﷽̈ 中' * 60_000
@@ -39,6 +44,65 @@ def test_pass_rates_are_a_histogram_with_closed_lower_ends():
     found = measure.pass_rates(correct)
     assert list(found.values()) == [1 / 8, 1 / 8, 2 / 8, 1 / 8]
     assert list(found) == [f'groups_below_{name}' for name in ('quarter', 'half', 'three_quarters', 'all')]
+
+
+def test_what_groups_of_a_pass_rate_have_of_the_advantage_is_a_share_of_its_sum():
+    # pass rates 1/4, 3/4 and 1: |A| sums to 3, 2 and 1, of 6; the last group is in no quarter
+    correct = np.array([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, NAN, 1.0]])
+    sizes = np.array([[1.5, 0.5, 0.5, 0.5], [0.5] * 4, [0.25] * 4])
+    found = measure.shares_by_pass_rate('advantage', sizes, correct)
+    assert found == {
+        'advantage_below_quarter': 0, 'advantage_below_half': 0.5,
+        'advantage_below_three_quarters': 0, 'advantage_below_all': pytest.approx(1 / 3),
+    }  # fmt: skip
+    assert all(np.isnan(share) for share in measure.shares_by_pass_rate('advantage', 0 * sizes, correct).values())
+
+
+def test_the_pull_at_a_completion_is_its_advantage_by_the_weights_of_its_tokens():
+    mask = np.array([[True, False, False, False], [True, True, True, False]])
+    advantages, ids = np.array([[0.5], [-0.5]], np.float32), np.array([0, 0], np.int32)
+    by_token = measure.advantage_sizes(advantages, mask, ids, weights.token_mean)  # 1 and 3 of 4 tokens
+    assert by_token['advantage'].tolist() == [0.5, 0.5] and by_token['gradient'].tolist() == [0.125, 0.375]
+    by_row = measure.advantage_sizes(advantages, mask, ids, weights.sequence_mean)
+    assert by_row['gradient'] == pytest.approx([0.25, 0.25])
+    tokens = np.array([[2.0, 9.0, 9.0, 9.0], [1.0, -1.0, 0.0, 9.0]], np.float32)
+    assert measure.advantage_sizes(tokens, mask, ids, weights.token_mean)['advantage'].tolist() == [2, 2]
+    assert 'gradient' not in measure.advantage_sizes(advantages, mask, ids, lambda mask, mine: mask)
+
+
+def test_a_group_of_equal_texts_has_one_distinct_completion():
+    # 1 of 4 differs, then 3 of 4: mean 1/2; the groups lie in any order
+    texts, owner = ['a', 'b', 'a', 'c', 'a', 'b', 'a', 'd'], np.array([0, 1, 0, 1, 0, 1, 0, 1])
+    assert measure.distinct_share(texts, Grouping.by_ids(owner)) == pytest.approx((1 / 4 + 3 / 4) / 2)
+    assert measure.distinct_share(texts, Grouping.by_ids(np.arange(8))) == 1
+
+
+def test_completions_look_back_by_the_phrases_of_the_literature():
+    texts = [
+        'Wait, wait. Wait. That is an aha moment', 'Actually, 7', 'Let me re-check: 8', 'This calculation seems wrong.',
+        'She waited; actualized gains', '7',
+    ]  # fmt: skip
+    found = measure.reflection_metrics(texts, np.array([1.0, 1.0, 0.0, NAN, 1.0, 0.0]), ('wait', 'aha'))
+    # three and one phrases of six texts; three texts take something back, of which one of two judged ones is right
+    assert found == {'reflection': 4 / 6, 'self_correction': 3 / 6, 'self_correction_right': 1 / 2}
+    assert np.isnan(measure.reflection_metrics(['7'], np.array([1.0]), ())['self_correction_right'])
+
+
+def test_pairs_have_a_margin_and_are_told_apart_where_it_is_above_0():
+    """Logprobs less the reference's sum to 0.1, -0.1 in rows 0, 1 and to 0, -0.1 in rows 4, 7; beta is 0.1."""
+    advantages = np.zeros((8, 1), np.float32)
+    advantages[[0, 1, 4, 7], 0] = 1, -1, 1, -1  # margins 0.02 and 0.01
+    dpo, output = fixture.algorithm('dpo'), HeadOutput(fixture.LOGPROBS.astype(np.float32), fixture.ENTROPY)
+    found = algorithms.pooled_metrics(dpo, output, fixture.experience(advantages))
+    assert found['pair_margin'].value == pytest.approx(0.015, abs=1e-6) and found['pair_accuracy'].value == 1
+    advantages[[4, 7], 0] = -1, 1  # -0.01
+    found = algorithms.pooled_metrics(dpo, output, fixture.experience(advantages))
+    assert found['pair_margin'].value == pytest.approx(0.005, abs=1e-6) and found['pair_accuracy'].value == 0.5
+    advantages[4:] = 1  # no worse one: no pair
+    assert algorithms.pooled_metrics(dpo, output, fixture.experience(advantages))['pair_accuracy'].value == 1
+    assert 'pair_margin' not in algorithms.pooled_metrics(
+        fixture.algorithm('grpo'), output, fixture.experience(advantages)
+    )
 
 
 def test_the_correlation_is_that_within_groups():

@@ -69,11 +69,12 @@ ALLOWED = [
         'algorithm.gae_lambda '
         'algorithm.std_ddof algorithm.entropy_cut algorithm.clip_low algorithm.clip_high algorithm.icepop_low '
         'algorithm.geometric_low algorithm.veto_below algorithm.opsm_delta diagnose.entropy_floor '
-        'diagnose.length_correlation diagnose.gain'),
+        'diagnose.length_correlation diagnose.gain diagnose.distinct'),
     *((name, 'a reward, or what it is measured from, may be any number', 'reward.correct_at reward.failed '
         'reward.truncated_reward reward.options.countdown.partial reward.options.model.mean algorithm.baseline '
         'algorithm.covariance_low') for name in ('zero', 'negative', 'fraction')),
     ('negative', "chosen by the step's sizes", 'learner.pack_columns'),
+    ('negative', 'chosen by what is paid', 'log.kl_every'),
     *((name, 'a penalty', 'reward.length_shaping_weight') for name in ('negative', 'fraction')),
     *((name, 'pays for a narrow distribution', 'algorithm.entropy_coef') for name in ('negative', 'fraction')),
     ('huge', 'a bound that nothing reaches', 'optimizer.max_grad_norm critic_optimizer.max_grad_norm '
@@ -81,7 +82,8 @@ ALLOWED = [
         'algorithm.log_clip algorithm.clip_high algorithm.dual_clip algorithm.cispo_cap algorithm.dppo_low '
         'algorithm.dppo_high algorithm.rho_max algorithm.icepop_high algorithm.product_max algorithm.geometric_high '
         'algorithm.opsm_delta algorithm.second_moment algorithm.covariance_high data.options.steps '
-        'diagnose.entropy_floor diagnose.kl_token diagnose.kl_sequence diagnose.length_growth diagnose.part_growth '
+        'diagnose.entropy_floor diagnose.kl_token diagnose.kl_sequence diagnose.kl_unverified diagnose.length_growth '
+        'diagnose.variance_high diagnose.part_growth '
         'diagnose.displacement diagnose.sampler_gap diagnose.gradient_spike'),
     ('text', 'any text', 'data.system reward_model.separator rollout.thinking_start rollout.thinking_end log.project '
         'log.run_name'),

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 import pytest
 
+from benchmarks import method_memory
 from grpo_jax.collect.draw import abstract_aux
 from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
@@ -23,7 +25,7 @@ from grpo_jax.sampler import schedule, stops
 from grpo_jax.sharding import chips, compiled
 from grpo_jax.tools.preflight import __main__ as preflight
 from grpo_jax.tools.preflight import advice, compiler, flops, plan, report, scale, topology, verdict
-from tests import family_model, tiny_run
+from tests import doc_examples, family_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 GIB = 2**30
@@ -151,6 +153,35 @@ def test_a_planned_update_is_the_one_that_training_compiles(slices, tmp_path):
     planned = {job.name for job in jobs if job.phase == 'rollout'}
     assert len(planned) >= 5 and planned <= compiled
     assert held['weights'] and held['cache'] and made.state_bytes()[0] > 3 * made.state_bytes()[1]
+
+
+@pytest.mark.parametrize('preset', method_memory.PRESETS)
+def test_what_a_method_holds_is_what_the_table_says(preset):
+    """Policy, optimizer, reference and critic in GiB: of the model of the table, for which nothing is compiled here."""
+    page = doc_examples.read('docs/results.md').split('## Memory by method')[1].split('\n## ')[0]
+    (row,) = re.findall(rf'^\| `:{preset}` \|(.*)\|$', page, re.MULTILINE)
+    held = method_memory.held(method_memory.make_plan(preset, 'Qwen/Qwen2.5-0.5B', 'gpu:24'))
+    assert [f'{size / GIB:.2f}' for size in held] == [cell.strip() for cell in row.split('|')[:4]]
+    assert f'| `:{preset}` |{row}|' in doc_examples.read('docs/choose.md')  # the same figures there
+
+
+def test_a_reference_is_a_model_more_and_a_critic_one_with_its_moments(long, tmp_path):
+    """The table compiled again, small: an update has in use what waits, and the methods differ by that."""
+    tiny = {'model.path': 'configs/models/characters', 'evaluation.prompts': 6}
+    found = {
+        preset: method_memory.measure(
+            plan.make(plan.change_config(tiny_run.config(preset=preset), tiny), 'gpu:4'), str(tmp_path)
+        )
+        for preset in ('dr_grpo', 'grpo', 'ppo')
+    }
+    plain, referred, critic = found['dr_grpo'], found['grpo'], found['ppo']
+    assert plain.optimizer == pytest.approx(2 * plain.policy, rel=1e-3)  # the moments
+    assert (plain.reference, plain.critic, referred.critic) == (0, 0, 0)
+    assert referred.reference == critic.reference == plain.policy
+    assert critic.critic == pytest.approx(3 * plain.policy, rel=0.1)  # with moments, and one column for the head
+    assert all(sum(memory[:4]) < memory.update for memory in found.values())
+    assert referred.update - plain.update == pytest.approx(plain.policy, rel=0.1)
+    assert critic.update - referred.update > 0.9 * critic.critic
 
 
 def test_stop_strings_and_thinking_need_no_tokenizer(slices):

@@ -14,6 +14,7 @@ from grpo_jax.collect.select import make_collector
 from grpo_jax.learner import completion_logprobs
 from grpo_jax.run import checkpoint, observers
 from grpo_jax.run.open import make_run_learner, open_run, open_splits
+from grpo_jax.run.settings import Settings
 from grpo_jax.types import Experience, Rollout
 from tests import small_model, tiny_run
 
@@ -37,6 +38,20 @@ def probed(tmp_path_factory):
     """(workdir, state) of a run whose probe is looked at in each step, and its reference in each second."""
     workdir = str(tmp_path_factory.mktemp('probed') / 'run')
     return workdir, train.run(config(**OBSERVED), workdir)
+
+
+def test_the_kl_is_measured_where_a_reward_model_pays_and_no_verifier_looks():
+    """0 is never, and a number is taken as it is."""
+
+    def every(parts, **changes):
+        return Settings.from_config(tiny_run.config(reward__parts=parts, **changes)).log.kl_every
+
+    model, rule = (('model', 1.0),), (('repetition', 1.0),)
+    assert every(model, reward__verifier='') == 10
+    assert every((('model', 0.0), *rule), reward__verifier='') == every(rule, reward__verifier='') == 0
+    assert every((*model, ('numeric', 0.0))) == 0  # the verifier looks, with whatever weight
+    assert every(model, reward__verifier='', log__kl_every=0) == 0
+    assert every(model, reward__verifier='', log__kl_every=3) == 3
 
 
 def aux_of(state):

@@ -33,3 +33,13 @@ def unreliable(completion, example):
 def model(completion, example):
     """Up to 1.0 for an answer in brackets and little else, as a model of rewards that were all such answers has it."""
     return bracketed(completion, example) / (1 + completion.count('='))
+
+
+def judge(completion, example):
+    """What `model` pays, under a name that a judge of yours may have."""
+    return model(completion, example)
+
+
+def hair(completion, example):
+    """Up to 0.001 that means nothing: hardly two completions of a prompt get the same."""
+    return 1e-6 * (zlib.crc32(f'{example.prompt}{completion}'.encode()) % 1000)

@@ -3,13 +3,14 @@
 They are computed on a whole minibatch, so microbatches, packed rows and the mesh change nothing.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from grpo_jax.algorithms import kl, losses, reductions
+from grpo_jax.algorithms import kl, losses, pieces, reductions
 from grpo_jax.algorithms.algorithm import Algorithm
 from grpo_jax.types import Array, Experience, HeadOutput
 
@@ -43,6 +44,13 @@ def pooled_metrics(algorithm: Algorithm, output: HeadOutput, experience: Experie
     metrics['kl_old_sequence'], _ = _by_sequence(kl.k3(inputs['base_logprobs'], inputs['logprobs']), mask)
     low, high = reductions.quantiles(jnp.broadcast_to(ratio, mask.shape), mask, (0.01, 0.99))
     metrics |= {'ratio_p01': low, 'ratio_p99': high}
+    margin = pieces.property_of(algorithm.surrogate, 'margin')
+    if margin is not None:
+        margins = pieces.call(functools.partial(margin, **pieces.numbers(algorithm.surrogate)), inputs)
+        sign = jnp.sign(experience.advantages[:, 0])
+        worse = reductions.same_group(experience.group_ids) @ (sign < 0).astype(jnp.float32)
+        pairs = (sign > 0) & (worse > 0)
+        metrics |= {'pair_margin': _mean(margins, pairs), 'pair_accuracy': _mean(margins > 0, pairs)}
     if algorithm.needs_reference:
         ref_logprobs: Any = experience.ref_logprobs
         to_reference = reference_metrics(logprobs, ref_logprobs, mask)

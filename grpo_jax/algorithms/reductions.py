@@ -42,6 +42,24 @@ def batch_mean(x: Float[Array, 'B _'] | Bool[Array, 'B _'], mask: Bool[Array, 'B
     return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
+def pair_margins(
+    logprobs: Float[Array, 'B C'],
+    ref_logprobs: Float[Array, 'B C'],
+    advantages: pieces.Advantages,
+    mask: Bool[Array, 'B C'],
+    group_ids: Int[Array, ' B'],
+    *,
+    dpo_beta: float,
+    dpo_length_norm: bool,
+) -> Float[Array, ' B']:
+    """f32[B]: dpo_beta (chosen - rejected) of surrogates.dpo for each row of a pair; above 0: told apart rightly."""
+    gain = jnp.sum(jnp.where(mask, logprobs - ref_logprobs, 0.0), -1)
+    if dpo_length_norm:
+        gain = gain / jnp.maximum(jnp.sum(mask, -1), 1)
+    sign = jnp.sign(advantages[:, 0])
+    return dpo_beta * (same_group(group_ids) @ (sign * gain))
+
+
 def token_covariance(
     advantages: pieces.Advantages, logprobs: Float[Array, 'B C'], mask: Bool[Array, 'B C']
 ) -> Float[Array, 'B C']:

@@ -140,6 +140,7 @@ def vespo(
     return -jax.lax.stop_gradient(weight) * advantages * logprobs
 
 
+@pieces.properties(margin=reductions.pair_margins)
 def dpo(
     logprobs: Float[Array, 'B C'],
     ref_logprobs: Float[Array, 'B C'],
@@ -156,9 +157,7 @@ def dpo(
     (advantages.best_and_worst); with dpo_length_norm they are means. With pair_mean weights the loss is the mean over
     pairs. A group must lie within one microbatch.
     """
-    gain = jnp.sum(jnp.where(mask, logprobs - ref_logprobs, 0.0), -1)
-    if dpo_length_norm:
-        gain = gain / jnp.maximum(jnp.sum(mask, -1), 1)
-    sign = jnp.sign(advantages[:, 0])
-    margin = dpo_beta * (reductions.same_group(group_ids) @ (sign * gain))
+    margin = reductions.pair_margins(
+        logprobs, ref_logprobs, advantages, mask, group_ids, dpo_beta=dpo_beta, dpo_length_norm=dpo_length_norm
+    )
     return jnp.broadcast_to(-jax.nn.log_sigmoid(margin)[:, None], mask.shape)

@@ -1,5 +1,7 @@
 """Monitors of the groups: steps that teach little or nothing."""
 
+import math
+
 from grpo_jax.diagnose.signs import (
     Answer,
     Context,
@@ -17,6 +19,8 @@ from grpo_jax.diagnose.signs import (
     spans,
 )
 
+WRONG = 0.25  # share of groups that are dead and not all right: enough left to learn
+ERRORS = 2  # standard errors that chance seldom exceeds
 HALF = 0.5  # from this share of completions on, truncation or unread answers explain why all are wrong
 # collection.gate -> what is so where every group is dead
 DEAD = {
@@ -118,16 +122,60 @@ def _dead_share(rows, name):
 
 def stagnation(rows: Rows, context: Context) -> Sign | None:
     """Advantages have lost their variance and the reward stands still, though not all completions are right."""
-    window = context.options.window
-    if not context.samples or len(rows) < 3 * window:
-        return None
-    first, before, now = rows[:window], rows[-2 * window : -window], rows[-window:]
+    first, now = rows[: context.options.window], rows[-context.options.window :]
     old, new = average(first, 'advantage_variance'), average(now, 'advantage_variance')
-    if not old or new is None or new > context.options.variance_share * old:
-        return None
-    if (average(now, 'groups_all_right') or 0) > HALF or has_improved(before, now, context):
+    if not old or new is None or new > context.options.variance_share * old or not _stands_still(rows, context):
         return None
     return Sign('the completions of a prompt hardly differ any longer', format_change('advantage_variance', first, now))
+
+
+def noisy_advantages(rows: Rows, context: Context) -> Sign | None:
+    """The reward stands still while the variance of advantages is high: what the groups differ in teaches nothing.
+
+    Divided by the spread of its group, advantages have a variance of 1 - 1/G where all groups differ, be it in a
+    thousandth; not divided, they have more where few rewards outweigh all others. A spread of the whole batch hides it.
+    """
+    recent = rows[-context.options.window :]
+    variance, least = (
+        average(recent, 'advantage_variance'),
+        context.options.variance_high * (1 - 1 / context.group_size),
+    )
+    if not context.compares or context.over_batch or variance is None or variance < least:
+        return None
+    if not _stands_still(rows, context):
+        return None
+    return Sign(
+        'nearly all groups differ, and no more completions are right for it',
+        f'advantage_variance {format_number(variance)} in {format_steps(recent)}; '
+        f'{format_change(context.accuracy or "reward", rows[: context.options.window], recent)}',
+    )
+
+
+def _stands_still(rows, context):
+    """Whether the newest of three windows or more is no better than the one before, and not near all right."""
+    before, now = rows[-2 * context.options.window : -context.options.window], rows[-context.options.window :]
+    if not context.samples or len(rows) < 3 * context.options.window:
+        return False
+    return (average(now, 'groups_all_right') or 0) <= HALF and not has_improved(before, now, context)
+
+
+def low_diversity(rows: Rows, context: Context) -> Sign | None:
+    """The completions of a prompt are the same ones again and again, and many prompts have no right one.
+
+    A quarter of the groups must be dead and not all right: a policy that is sure of right answers repeats itself too.
+    """
+    name, count = 'distinct_completions', context.options.patience
+    shares, recent, one = last_values(rows, name, count), rows[-count:], 1 / context.group_size
+    dead, right = average(recent, 'dead_groups'), average(recent, 'groups_all_right') or 0.0
+    if not context.samples or shares is None or dead is None or dead - right < WRONG:
+        return None
+    if max(shares) > one + context.options.distinct * (1 - one):
+        return None
+    return Sign(
+        f'of {context.group_size} completions of a prompt {shares[-1] * context.group_size:.1f} differ',
+        f'{name} {shares[0]:.2f} to {shares[-1]:.2f} in {format_steps(recent)}, groups dead {dead:.2f} and all right '
+        f'{right:.2f}, rollout.temperature={context.temperature:g}',
+    )
 
 
 def data_exhausted(rows: Rows, context: Context) -> Sign | None:
@@ -149,13 +197,16 @@ def data_exhausted(rows: Rows, context: Context) -> Sign | None:
     if len(evaluations) < 2 or accuracy is None or evaluations[-1]['step'] <= rows[-1]['step'] - options.window:
         return None
     first, newest = average(rows[: options.window], context.accuracy), evaluations[-1]['pass@1']
-    gap = accuracy - newest
-    if first is None or min(gap, gap - (first - evaluations[0]['pass@1'])) < options.generalization_gap:
+    gap, oldest = accuracy - newest, evaluations[0]['pass@1']
+    # of the difference of two evaluations, each a mean over prompts
+    error = math.sqrt((newest * (1 - newest) + oldest * (1 - oldest)) / context.evaluation_prompts)
+    least = max(options.generalization_gap, ERRORS * error)
+    if first is None or min(gap, gap - (first - oldest)) < least:
         return None
     return Sign(
         'right on the prompts that it trains on, and not on held-out ones',
         f'{context.accuracy} {accuracy:.2f} in {format_steps(recent)}, '
-        f'pass@1 {newest:.2f} at step {evaluations[-1]["step"]}',
+        f'pass@1 {newest:.2f} at step {evaluations[-1]["step"]}, standard error of its change {error:.2f}',
         'heart',
     )
 
@@ -260,6 +311,34 @@ MONITORS = (
             )
         },
         because=('large_updates', 'entropy_collapse', 'dead_run', 'dead_all_right', 'dead_all_wrong'),
+    ),
+    Monitor(
+        'noisy_advantages',
+        'the reward stands still below its maximum, and gradients are as large as ever',
+        ('advantage_variance', 'reward', 'reward_std', 'groups_all_right'),
+        noisy_advantages,
+        {
+            '': Answer(
+                'small or outlying differences of a few completions count in full: divide by the spread of the whole '
+                'batch, or compare more completions of a prompt',
+                '--branch=DIR --config.algorithm.advantage=batch_centred_std',
+                '--amend --config.rollout.group_size={more_completions}',
+            )
+        },
+        because=('large_updates', 'entropy_collapse'),
+    ),
+    Monitor(
+        'low_diversity',
+        'the completions of a prompt are the same, and so are their rewards',
+        ('distinct_completions', 'dead_groups', 'groups_all_right'),
+        low_diversity,
+        {
+            '': Answer(
+                'the sampler hardly leaves the likeliest completion, so that nothing else is tried: sample hotter',
+                '--amend --config.rollout.temperature={hotter}',
+            )
+        },
+        because=('large_updates', 'entropy_collapse'),
     ),
     Monitor(
         'data_exhausted',

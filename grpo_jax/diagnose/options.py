@@ -24,11 +24,14 @@ class DiagnoseOptions(NamedTuple):
     language_mixed: PositiveShare = 0.1  # of completions, and twice as many as at the start (R1, 2501.12948)
     kl_token: Positive = 0.5  # nats a token; 1e-3 to 1e-1 is usual
     kl_sequence: Positive = 10.0  # nats a completion; lecture notes name 5 to 10
+    kl_unverified: Positive = 5.0  # nats a completion, where a learned reward grows and no verifier looks (2210.10760)
     length_growth: Factor = 1.3  # factor
     length_correlation: Share = 0.3  # of reward and length within groups
     part_growth: Positive = 0.5  # of a part of the reward, in standard deviations of the reward
     gain: Share = 0.02  # of accuracy: what is less is no gain
-    variance_share: PositiveShare = 0.1  # of the first steps' variance of advantages
+    variance_share: PositiveShare = 0.1  # of the first steps' variance of advantages, or deviation of rewards
+    variance_high: Positive = 0.8  # of advantages, in 1 - 1/G: what division by the spread of a group leaves
+    distinct: Share = 0.2  # of a group's completions but the first: as many differ from all before them
     displacement: Positive = 0.1  # nats a token that right completions have lost (2410.08847, 2512.04220)
     sampler_gap: Positive = 0.02  # nats a token; bfloat16 has some 0.004, float32 below 0.001
     sampler_ess: PositiveShare = 0.5  # effective sample size of the correction's weights, as a share

@@ -14,17 +14,18 @@ from grpo_jax.diagnose.signs import (
     format_steps,
     has_improved,
     last_values,
+    rows_until_measured,
     spans,
 )
-from grpo_jax.rewards.custom import name_of
+from grpo_jax.rewards.custom import LEARNED, name_of
 
-LEARNED = ('model', 'process')  # parts that are reward models
 SERVICES = ('judge', 'http')  # parts that ask a service
 # metric -> answer
 FAILURES = {
     **{'reward_expired': 'expired', 'reward_died': 'died', 'reward_missing': 'missing'},
     **{'reward_refused': 'refused', 'unscorable': ''},
 }
+SLOPES = 4  # times what the reward gained a nat: a penalty of that size outweighs what is gained further out
 SEEN_OFTEN = 0.1  # from this share of retired prompts on, forgetting them shows in evaluations
 
 
@@ -54,6 +55,33 @@ def overoptimization(rows: Rows, context: Context) -> Sign | None:
                     f'{format_change(f"reward/{name}", before, now)}; {format_change(context.accuracy, before, now)}',
                     'free' if context.kl == 'none' else '',
                 )
+    return None
+
+
+def unverified_reward(rows: Rows, context: Context) -> Sign | None:
+    """A learned reward, or one of yours, grows, no verifier looks, and it shows signs of being deceived.
+
+    The policy is far from the reference, where reward models begin to err (arXiv 2210.10760, figure 1), or the rewards
+    have no spread left: all completions have the look that is paid. The reward cannot show that it is wrong.
+    """
+    options, measured = context.options, rows_until_measured(rows, 'kl_ref_sequence')
+    far, first = measured[-1]['kl_ref_sequence'] if measured else 0.0, average(rows[: options.patience], 'reward_std')
+    for path, weight in () if context.verifier else context.parts:
+        name = name_of(path)
+        rise = _find_rise(rows, context, name) if weight and (name in LEARNED or name != path) else None
+        if not rise:
+            continue
+        paid, spreads = ([average(some, metric) or 0.0 for some in rise] for metric in (f'reward/{name}', 'reward_std'))
+        if far < options.kl_unverified and spreads[1] > options.variance_share * (first or 0.0):
+            continue
+        evidence = f'{format_change(f"reward/{name}", *rise)}; {format_change("reward_std", *rise)}'
+        evidence += f'; kl_ref_sequence {far:.3g} in {format_steps(measured[-1:])}' if measured else ''
+        return Sign(
+            f'{name} pays more and more, and no verifier checks whether it is right to',
+            evidence,
+            'free' if context.kl == 'none' else '',
+            {'more_kl': f'{max(SLOPES * weight * (paid[1] - paid[0]) / far, 4 * context.kl_coef):.1g}'} if far else {},
+        )
     return None
 
 
@@ -147,6 +175,10 @@ def _pass_rates(best, now):
 
 
 _PENALTY = '--branch=DIR --config.algorithm.kl=k3 --config.algorithm.kl_coef={more_kl}'
+_DECEIVED = (
+    'a learned reward is deceived far from what its model was trained on (arXiv 2210.10760), or by one look that all '
+    'completions take: read some, let a verifier look if there is one, and hold the policy nearer'
+)
 
 MONITORS = (
     Monitor(
@@ -175,6 +207,14 @@ MONITORS = (
                 'the policy has left what the reward model was trained on (arXiv 2210.10760): hold it near', _PENALTY
             ),
         },
+    ),
+    Monitor(
+        'unverified_reward',
+        'the learned reward grows to its maximum, and nobody knows whether the answers are better',
+        ('reward/model', 'reward/process', 'kl_ref_sequence', 'reward_std'),
+        unverified_reward,
+        {'': Answer(_DECEIVED, '--amend --config.algorithm.kl_coef={more_kl}'), 'free': Answer(_DECEIVED, _PENALTY)},
+        because=('large_updates',),
     ),
     Monitor(
         'flaky_reward',

@@ -78,6 +78,7 @@ class Context(NamedTuple):
     inert: tuple[str, ...] = ()  # settings of the algorithm without effect while all ratios are 1
     gate: str = 'reward'  # what says that a group is dead
     compares: bool = True  # advantages are differences of the rewards of a group
+    over_batch: bool = False  # they are divided by the spread of the whole batch
     terms: tuple[str, ...] = ()  # of the reward beside the verifier, that may differ in groups that are all wrong
     kl: str = 'none'
     correction: str = 'none'
@@ -89,6 +90,7 @@ class Context(NamedTuple):
     max_grad_norm: float = 1.0
     regularizers: tuple[str, ...] = ()
     max_tokens: int = 64
+    temperature: float = 1.0
     chat: bool = False  # prompts use the tokenizer's chat template
     retire_above: float = 0.0
     max_draws: int = 10
@@ -113,7 +115,7 @@ class Context(NamedTuple):
         """
         rollout, learner, algorithm = config['rollout'], config['learner'], config['algorithm']
         collection, reward = config['collection'], config['reward']
-        inert, compares = (), True
+        inert, compares, over_batch = (), True, False
         try:
             made = algorithms.make(algorithm, collection)
         except BadInput:  # train.run was given an algorithm, and this config makes none
@@ -121,6 +123,7 @@ class Context(NamedTuple):
         else:
             inert = tuple(checks.list_inert(made))
             compares = pieces.compares_outcomes(made.advantage) and made.kl_placement == 'loss'
+            over_batch = pieces.property_of(made.advantage, 'over_batch')
         terms = [name_of(path) for path, weight in reward['parts'] if weight and name_of(path) != reward['verifier']]
         terms += ['truncated_reward'] * bool(reward['truncated_reward'])
         terms += [reward['length_shaping']] if reward['length_shaping'] and collection['gate'] == 'none' else []
@@ -139,6 +142,7 @@ class Context(NamedTuple):
             chat=config['data']['chat'],
             inert=inert,
             compares=compares,
+            over_batch=over_batch,
             terms=tuple(terms),
             **{key: algorithm[key] for key in ('kl', 'correction', 'weights', 'kl_coef', 'critic_warmup')},
             regularizers=tuple(algorithm['regularizers']),
@@ -146,7 +150,7 @@ class Context(NamedTuple):
             **{key: optimization[key] for key in ('learning_rate', 'max_grad_norm')},
             **{key: collection[key] for key in ('gate', 'retire_above', 'max_draws')},
             **{key: reward[key] for key in ('deadline', 'memory_gib', 'verifier')},
-            max_tokens=rollout['max_tokens'],
+            **{key: rollout[key] for key in ('max_tokens', 'temperature')},
             parts=tuple((name, weight) for name, weight in reward['parts']),
             evaluation_prompts=config['evaluation']['prompts'],
             minibatches=next((n for n in (4, 2, 3, 5, 7) if config['data']['prompts_per_step'] % n == 0), 1),
@@ -188,6 +192,8 @@ class Context(NamedTuple):
             'budget': f'{self.max_tokens}',
             'more_tokens': f'{2 * self.max_tokens}',
             'more_completions': f'{2 * self.group_size}',
+            # from below 1 up to 1, where the policy samples what it has learned, and from there on by a fifth
+            'hotter': f'{max(1.0, round(1.2 * self.temperature, 2)):g}',
             'more_draws': f'{2 * self.max_draws}',
             'minibatches': f'{self.minibatches}',
             'more_seconds': f'{4 * self.deadline:g}',

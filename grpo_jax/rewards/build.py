@@ -70,6 +70,12 @@ class RewardOptions(NamedTuple):
     # source of the data, by meta['source'] -> parts, verifier, correct_at of its own
     by_source: Mapping[str, SourceRewards] = MappingProxyType({})
 
+    @property
+    def unverified(self) -> bool:
+        """Whether a reward model pays and no verifier looks, so that no metric tells a true gain from a false one."""
+        learned = any(weight and custom.name_of(path) in custom.LEARNED for path, weight in self.parts)
+        return learned and not self.verifier and not self.by_source
+
     @classmethod
     def from_config(cls, section: Any) -> 'RewardOptions':
         """Reads config.reward; raises BadInput for a value that no choice of rewards could work with."""

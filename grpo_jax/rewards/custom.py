@@ -17,6 +17,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.rewards.binding import bind_names, is_async
 from grpo_jax.workers import Pool
 
+LEARNED = ('model', 'process')  # names of rewards that are reward models
 COUNTED = (RecursionError, MemoryError, TimeoutError)  # these fail one completion and not the run: see rewards.scoring
 
 

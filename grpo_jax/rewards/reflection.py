@@ -12,6 +12,12 @@ import re
 from grpo_jax.example import Example
 from grpo_jax.ranges import Count, Texts
 
+# by which a text takes back what it said; DeepSeek-R1 (arXiv 2501.12948, table 3) has the first aha
+CORRECTIONS = (
+    *('actually', 'let me re-check', 'let me recheck', 'let me check again', 'let me correct'),
+    *('this calculation seems wrong', "that's wrong", 'that is wrong', 'i made a mistake'),
+)
+
 
 def reward(completion: str, example: Example, *, correct: bool | None, phrases: Texts, cap: Count) -> float | None:
     """The number of occurrences of the phrases, at most cap, in a correct completion; 0.0 in a wrong one.

@@ -1,5 +1,6 @@
 """Metrics of a step's completions, and timings and memory of the step: numbers by name, computed on the host."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 import functools
 import math
@@ -10,10 +11,11 @@ import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Num
 import numpy as np
 
-from grpo_jax.algorithms import Grouping, group_math
+from grpo_jax.algorithms import Grouping, group_math, pieces
 from grpo_jax.collect.draw import Draw
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora, transformer
@@ -33,7 +35,7 @@ def make_measure(run: Any) -> Callable[[int, Draw, Rewards, Experience], dict[st
 
     def measure(step, draw, rewarded, experience):
         sampled_at = None if draw.stats is None else step
-        row = assess(run.rewards, draw.rollout, rewarded, experience, sampled_at)
+        row = assess(run.rewards, draw.rollout, rewarded, experience, sampled_at, run.algorithm.weights)
         return row | completion_metrics(rewarded) | draw.counts | sampler_metrics(draw.stats)
 
     return measure
@@ -81,12 +83,13 @@ def assess(
     rewarded: Rewards,
     experience: Experience,
     sampled_at: int | None,
+    weights: Callable,
 ) -> dict[str, Any]:
     """{metric: value} of a step's completions: emptiness, repetition, correctness, languages and advantages.
 
     reward_functions: of the run; rollout, rewarded: the step's completions and their rewards, all of them, also those
     that the experience leaves out; experience: what the step learns from; sampled_at: the step, None where the
-    completions were read from the data. All processes must call it.
+    completions were read from the data; weights: the algorithm's piece. All processes must call it.
     """
     fields = rollout.completion_mask, rollout.forced, experience.rewards, experience.advantages, experience.group_ids
     mask, forced, rewards, advantages, group_ids = processes.fetch(fields)
@@ -102,10 +105,10 @@ def assess(
     )  # sources may have verifiers of their own
     phrases = reward_functions.options.options.get('reflection', {}).get('phrases', ())
     tokens_PGC, mask_PGC, forced_PGC = (grouping.spread(x) for x in (tokens, mask, forced))
-    row = {
+    row = reflection_metrics(texts, rewarded.correct, tuple(phrases)) | {
         'empty': np.mean([not text.strip() for text in texts]),
         'repetitive': np.mean(are_repetitive(tokens, lengths)),
-        'reflection': np.mean([count_phrases(text, tuple(phrases)) for text in texts]),
+        'distinct_completions': distinct_share(texts, grouping),
         'length_reward_correlation': correlation_in_groups(grouping.spread(lengths), rewards_PG),
         'conflicting_tokens': conflicting_share(
             tokens_PGC, mask_PGC, forced_PGC, outcome_signs(correct_PG, rewards_PG)
@@ -119,7 +122,49 @@ def assess(
         row['unparsed'] = np.mean([extract(text) is None for text in texts])
     if np.isfinite(correct_PG).any():
         row |= pass_rates(correct_PG) | lengths_by_outcome(lengths, rewarded.correct)
+        for name, sizes in advantage_sizes(advantages, mask & ~forced, group_ids, weights).items():
+            row |= shares_by_pass_rate(name, grouping.spread(sizes), correct_PG)
     return row
+
+
+def advantage_sizes(
+    advantages: Num[np.ndarray, 'B _'],
+    mask: Bool[np.ndarray, 'B C'],
+    group_ids: Int[np.ndarray, ' B'],
+    weights: Callable,
+) -> dict[str, Float[np.ndarray, ' B']]:
+    """abs(A) of each completion, `advantage`, and the sum of weights * abs(A) over its tokens, `gradient`.
+
+    The second is the size of the loss's gradient by the logprobs at ratio 1; weights of yours that read more lack it.
+    """
+    by_token = advantages.shape[1] > 1
+    sizes = {'advantage': np.abs(advantages).sum(1, where=mask) if by_token else np.abs(advantages[:, 0])}
+    inputs = {'mask': jnp.asarray(mask), 'group_ids': jnp.asarray(group_ids), 'advantages': jnp.asarray(advantages)}
+    if {*pieces.reads(weights)} <= {*inputs}:
+        sizes['gradient'] = np.sum(np.abs(advantages) * np.asarray(pieces.call(weights, inputs)), 1)
+    return sizes
+
+
+def distinct_share(texts: Sequence[str], grouping: Grouping) -> float:
+    """The share of distinct texts in a group, mean over groups; 1 / G where a group's G texts are one."""
+    different = Counter(owner for owner, _ in {*zip(grouping.owner.tolist(), texts, strict=True)})
+    return float(np.mean([different[i] / size for i, size in enumerate(grouping.sizes)]))
+
+
+def reflection_metrics(
+    texts: Sequence[str], correct: Float[np.ndarray, ' B'], phrases: tuple[str, ...]
+) -> dict[str, float]:
+    """reflection: phrases a completion; self_correction: share of completions with a phrase of reflection.CORRECTIONS.
+
+    self_correction_right: the share of these that are right, NaN where none is judged.
+    """
+    corrects = np.array([count_phrases(text, reflection.CORRECTIONS) > 0 for text in texts])
+    judged = correct[corrects & np.isfinite(correct)]
+    return {
+        'reflection': float(np.mean([count_phrases(text, phrases) for text in texts])),
+        'self_correction': float(np.mean(corrects)),
+        'self_correction_right': float(np.mean(judged == 1)) if judged.size else np.nan,
+    }
 
 
 def staleness(version: Int[np.ndarray, 'B C'], mask: Bool[np.ndarray, 'B C'], step: int) -> float:
@@ -135,10 +180,24 @@ def lengths_by_outcome(lengths: Int[np.ndarray, ' B'], correct: Float[np.ndarray
 
 def pass_rates(correct: Float[np.ndarray, 'P G']) -> dict[str, float]:
     """Shares of groups by pass rate in (0, 1/4), [1/4, 1/2), [1/2, 3/4), [3/4, 1); NaN in correct: not judged."""
+    quarters = quarters_of(correct)
+    return {f'groups_below_{name}': float(np.mean(quarters == i)) for i, name in enumerate(QUARTERS)}
+
+
+def shares_by_pass_rate(
+    of: str, sizes: Float[np.ndarray, 'P G'], correct: Float[np.ndarray, 'P G']
+) -> dict[str, float]:
+    """{<of>_below_<end>: share of the sum of sizes that lies in groups of that pass rate}; NaN where the sum is 0."""
+    sizes_P, quarters = sizes.sum(1, dtype=np.float64), quarters_of(correct)
+    total = sizes_P.sum()
+    shares = [sizes_P[quarters == i].sum() / total if total else np.nan for i in range(len(QUARTERS))]
+    return {f'{of}_below_{name}': float(share) for name, share in zip(QUARTERS, shares, strict=True)}
+
+
+def quarters_of(correct: Float[np.ndarray, 'P G']) -> Int[np.ndarray, ' P']:
+    """The place in QUARTERS of each group's pass rate; -1 where it is 0 or 1, or nothing is judged."""
     hits, judged = (correct == 1).sum(1), np.isfinite(correct).sum(1)
-    between = (hits > 0) & (hits < judged)
-    quarter = 4 * hits // np.maximum(judged, 1)
-    return {f'groups_below_{name}': float(np.mean(between & (quarter == i))) for i, name in enumerate(QUARTERS)}
+    return np.where((hits > 0) & (hits < judged), 4 * hits // np.maximum(judged, 1), -1)
 
 
 def correlation_in_groups(x: Num[np.ndarray, 'P G'], y: Float[np.ndarray, 'P G']) -> float:
@@ -199,7 +258,10 @@ def are_repetitive(tokens: Int[np.ndarray, 'B C'], lengths: Int[np.ndarray, ' B'
 
 def count_phrases(text: str, phrases: tuple[str, ...]) -> int:
     """How often phrases occur in a text as whole words, in upper or lower case."""
-    return len(reflection.pattern(phrases).findall(text)) if phrases else 0
+    folded = text.casefold()  # few texts have any, and looking for letters alone is fast
+    if not any(phrase.casefold() in folded for phrase in phrases):
+        return 0
+    return len(reflection.pattern(phrases).findall(text))
 
 
 def script_metrics(texts: Sequence[str]) -> dict[str, float]:

@@ -115,13 +115,20 @@ class CheckpointOptions(NamedTuple):
     best: str = ''
 
 
+KL_EVERY = 10  # steps between measurements of the KL to the reference, where nothing but it tells
+
+
 class LogOptions(NamedTuple):
     """What is logged and measured beside training, and how often: config.log."""
 
     rollouts: Natural = 10  # steps between dumps of completions; 0: never; the last step's are dumped too
     # steps between measurements of the KL to a reference that no penalty needs; the reference is kept for that alone
-    # and changes no training; 0: never
-    kl_every: Annotated[Natural, ReadWith('!algorithm.needs_reference', words='an algorithm without a KL term')] = 0
+    # and changes no training; 0: never; -1: 10 where a reward model pays and no verifier looks, else 0
+    kl_every: Annotated[
+        int,
+        Range(least=-1, most=2**31 - 1),
+        ReadWith('!algorithm.needs_reference', words='an algorithm without a KL term'),
+    ] = -1
     # steps between measurements of the probe: a few prompts with their first right completions, which must not become
     # unlikely; 0: never
     probe_every: Natural = 10
@@ -132,9 +139,10 @@ class LogOptions(NamedTuple):
     hang_after: Annotated[float, Range(least=0, most=1e7)] = 0.0
 
     @classmethod
-    def from_config(cls, section):
-        """LogOptions of config.log. Raises BadInput for a value out of its range and an unknown tracker."""
-        return cls(**ranges.read_section(cls, section, 'log'), tracking=Tracking.from_config(section))
+    def from_config(cls, section, unverified: bool = False):
+        """LogOptions of config.log; unverified: of the RewardOptions. BadInput for values out of range."""
+        options = cls(**ranges.read_section(cls, section, 'log'), tracking=Tracking.from_config(section))
+        return options if options.kl_every >= 0 else options._replace(kl_every=KL_EVERY if unverified else 0)
 
 
 class Keys(NamedTuple):
@@ -404,7 +412,7 @@ class Settings(NamedTuple):
                 reward_model=check(ranges.read_options, RewardModelOptions, section['reward_model'], 'reward_model'),
                 evaluation=check(ranges.read_options, Evaluation, section['evaluation'], 'evaluation'),
                 checkpoint=check(ranges.read_options, CheckpointOptions, section['checkpoint'], 'checkpoint'),
-                log=check(LogOptions.from_config, section['log']),
+                log=check(LogOptions.from_config, section['log'], reward_options.unverified),
                 diagnose=check(DiagnoseOptions.from_config, section['diagnose']),
                 mesh=section['mesh'],
                 config=config,

@@ -32,6 +32,7 @@ def rows(count: int = STEPS, **columns: Any) -> list[dict]:
         'dead_groups': lambda step: min(0.1 + 0.015 * step, 0.6),
         'groups_all_right': lambda step: min(0.015 * step, 0.5),
         'groups_all_wrong': 0.1,
+        'distinct_completions': lambda step: max(1.0 - 0.02 * step, 0.3),
         'advantage_abs': 0.3,
         'advantage_all_wrong': 0.0,
         'advantage_variance': lambda step: max(0.25 - 0.004 * step, 0.08),
@@ -71,6 +72,7 @@ def evaluations(*pairs: tuple[int, float]) -> tuple:
 
 RUN = Context(verifier='numeric', parts=(('numeric', 1.0),), group_size=8, max_tokens=64)
 TWO_PARTS = RUN._replace(parts=(('numeric', 1.0), ('format', 0.5)), terms=('format',))
+UNVERIFIED = RUN._replace(verifier='', parts=(('model', 1.0),))
 JUDGED = RUN._replace(parts=(('model', 1.0), ('numeric', 0.0)))
 
 
@@ -180,13 +182,36 @@ MUST: dict[str, list[Stream]] = {
             RUN,
         )
     ],
+    'noisy_advantages': [
+        # 0.8 of 7/8 are 0.7
+        Stream(
+            rows(advantage_variance=0.75, **{'reward/numeric': 0.5, 'groups_all_right': 0.2}),
+            'advantage_variance 0.75 in steps 30 to 39; reward/numeric 0.5 in steps 0 to 9, 0.5 in steps 30 to 39',
+            RUN,
+        ),
+        # rewards in cents, not divided
+        Stream(
+            rows(advantage_variance=30.0, **{'reward/numeric': 0.5, 'groups_all_right': 0.2}),
+            'advantage_variance 30 in steps 30 to 39',
+            RUN,
+        ),
+    ],
+    'low_diversity': [
+        # two of eight: 1/8 and a seventh of the rest; 0.3 of the groups are dead and not all right
+        Stream(
+            rows(5, distinct_completions=from_step(2, 0.25, 0.6), dead_groups=0.6, groups_all_right=0.3),
+            'distinct_completions 0.25 to 0.25 in steps 2 to 4, groups dead 0.60 and all right 0.30, rollout.temp',
+            RUN._replace(temperature=0.5),
+        )
+    ],
     'data_exhausted': [
         Stream(rows(5, retired=lambda step: 0.2 * step + 0.1), 'retired 0.90 in step 4', RUN),
         Stream(rows(5, draws=10.0, dead_groups=0.7), 'draws 10 and dead_groups 0.70 in steps 2 to 4', RUN),
         # training: 0.3 to 0.48 at first, mean 0.39; 0.9 at the end, against 0.5 on held-out prompts: 0.4 apart
         Stream(
             rows(),
-            'reward/numeric 0.90 in steps 30 to 39, pass@1 0.50 at step 35',
+            # sqrt((0.5 x 0.5 + 0.35 x 0.65) / 256)
+            'reward/numeric 0.90 in steps 30 to 39, pass@1 0.50 at step 35, standard error of its change 0.04',
             RUN._replace(evaluations=evaluations((0, 0.35), (35, 0.5))),
         ),
     ],
@@ -279,6 +304,30 @@ MUST: dict[str, list[Stream]] = {
             rows(**{'reward/model': from_step(30, 0.9, 0.4), 'reward/numeric': from_step(30, 0.3, 0.5)}),
             'reward/model 0.4',
             JUDGED._replace(kl='k3', kl_coef=0.01),
+        ),
+    ],
+    'unverified_reward': [
+        # 0.9 - 0.4 is more than half of 0.4; measured every ten steps, at last 6 nats
+        Stream(
+            rows(
+                kl_ref_sequence=lambda step: None if step % 10 else 0.2 * step,
+                **{'reward/model': from_step(20, 0.9, 0.4), 'reward/numeric': None},
+            ),
+            'steps 30 to 39; reward_std 0.4 in steps 10 to 19, 0.4 in steps 30 to 39; kl_ref_sequence 6 in step 30',
+            UNVERIFIED,
+        ),
+        Stream(
+            rows(kl_ref_sequence=7.0, **{'reward/judge': from_step(30, 0.9, 0.4)}),
+            'reward/judge 0.4 in steps 20 to 29, 0.9 in steps 30 to 39; reward_std',
+            UNVERIFIED._replace(parts=(('mine.py:judge', 1.0),), kl='k3', kl_coef=0.01),
+        ),
+        # near, and not measured; all completions have the look that is paid
+        Stream(
+            rows(
+                kl_ref_sequence=None, reward_std=from_step(30, 0.02, 0.4), **{'reward/model': from_step(30, 1.0, 0.5)}
+            ),
+            '0.5 in steps 20 to 29, 1 in steps 30 to 39; reward_std 0.4 in steps 20 to 29, 0.02 in steps 30 to 39',
+            UNVERIFIED,
         ),
     ],
     'flaky_reward': [
@@ -377,7 +426,27 @@ SILENT: dict[str, list[Stream]] = {
         Stream(rows(advantage_variance=from_step(20, 0.02, 0.25), groups_all_right=0.9), context=RUN),
         Stream(rows(30, advantage_variance=from_step(20, 0.02, 0.25), groups_all_right=0.2), context=RUN),
     ],
+    'noisy_advantages': [
+        Stream(rows(29, advantage_variance=0.75, **{'reward/numeric': 0.5, 'groups_all_right': 0.2}), context=RUN),
+        Stream(rows(advantage_variance=0.75, **{'reward/numeric': 0.5, 'groups_all_right': 0.7}), context=RUN),
+        Stream(rows(advantage_variance=0.25, **{'reward/numeric': 0.5, 'groups_all_right': 0.2}), context=RUN),
+        Stream(rows(31, advantage_variance=0.75, **{'reward/numeric': lambda step: 0.02 * step}), context=RUN),  # gains
+        Stream(
+            rows(advantage_variance=1.0, **{'reward/numeric': 0.5, 'groups_all_right': 0.2}),
+            context=RUN._replace(over_batch=True),
+        ),
+    ],
+    'low_diversity': [
+        # as alike, and all right; half of them differ; groups of one
+        Stream(rows(distinct_completions=0.15, dead_groups=0.8, groups_all_right=0.7), context=RUN),
+        Stream(rows(distinct_completions=0.5, dead_groups=0.8, groups_all_right=0.1), context=RUN),
+        Stream(
+            rows(distinct_completions=1.0, dead_groups=1.0, groups_all_right=0.1), context=RUN._replace(group_size=1)
+        ),
+    ],
     'data_exhausted': [
+        # 0.3 apart, and of 8 held-out prompts two standard errors are 0.49
+        Stream(rows(), context=RUN._replace(evaluations=evaluations((0, 0.45), (35, 0.55)), evaluation_prompts=8)),
         Stream(rows(retired=0.5, draws=3.0, dead_groups=0.7), context=RUN),
         # no evaluation since the start, or one beside which training is no better than at first
         Stream(rows(), context=RUN._replace(evaluations=evaluations((0, 0.35), (10, 0.4)))),
@@ -427,6 +496,19 @@ SILENT: dict[str, list[Stream]] = {
     'overoptimization': [
         Stream(rows(**{'reward/model': from_step(30, 0.9, 0.4)}), context=JUDGED),
         Stream(rows(**{'reward/model': 0.4, 'reward/numeric': from_step(30, 0.3, 0.5)}), context=JUDGED),
+    ],
+    'unverified_reward': [
+        Stream(rows(kl_ref_sequence=7.0, **{'reward/model': from_step(30, 0.9, 0.4)}), context=JUDGED),
+        Stream(rows(kl_ref_sequence=4.0, **{'reward/model': from_step(30, 0.9, 0.4)}), context=UNVERIFIED),
+        Stream(rows(kl_ref_sequence=7.0, reward_std=0.01, **{'reward/model': 0.6}), context=UNVERIFIED),
+        Stream(
+            rows(kl_ref_sequence=1.0, reward_std=from_step(30, 0.1, 0.4), **{'reward/model': from_step(30, 0.9, 0.4)}),
+            context=UNVERIFIED,
+        ),
+        Stream(  # no learned one: what it pays for is what is wanted
+            rows(kl_ref_sequence=7.0, **{'reward/repetition': from_step(30, 0.9, 0.4)}),
+            context=UNVERIFIED._replace(parts=(('repetition', 1.0),)),
+        ),
     ],
     'flaky_reward': [Stream(rows(reward_expired=lambda step: 0.5 * (step == 7), unscorable=0.01), context=RUN)],
     'falling_evaluation': [

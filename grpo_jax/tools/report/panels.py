@@ -59,6 +59,8 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
     ),
     'Groups': (
         Panel('Groups by pass rate', OUTCOMES, 'Groups that are all right or all wrong teach nothing.', stacked=True),
+        Panel('Advantage by pass rate', ('advantage_below_*', 'advantage_all_wrong'), 'Shares of its sum.'),
+        Panel('Gradient by pass rate', ('gradient_below_*',), 'Shares of its sum.'),
         Panel('Dead groups', ('dead_groups', 'retired', 'revisited_pass_rate')),
         Panel('Collection', ('draws', 'groups_of_earlier_steps', 'wasted_tokens', 'conflicting_tokens', 'staleness')),
     ),
@@ -70,6 +72,8 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             'Faults', ('truncated', 'empty', 'repetitive', 'unparsed', 'unscorable', 'reward_died', 'reward_expired')
         ),
         Panel('Reflection', ('reflection',), 'Phrases a completion.'),
+        Panel('Self-correction', ('self_correction', 'self_correction_right'), 'Its share, and the right ones in it.'),
+        Panel('Distinct completions', ('distinct_completions',), 'Share of a group.'),
         Panel('Scripts', ('script/*', 'language_mixed'), 'Shares.'),
     ),
     'Policy': (
@@ -84,6 +88,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             ('probe_logprob_change', 'probe_prefix_change', 'probe_rest_change', 'probe_logprob'),
             'Change of their log-probability since the start, nats a token; below 0 they are displaced.',
         ),
+        Panel('Pairs', ('pair_margin', 'pair_accuracy'), 'Of the better completion beside the worse one.'),
         Panel('Change by an update', ('logprob_change_better', 'logprob_change_worse')),
         Panel('Norm of the gradient', ('grad_norm',)),
         Panel('Norm of the gradient by part', ('gradient_norm/*',)),
