@@ -480,6 +480,8 @@ class Monitors:
 def _monitored_row(row, step):
     """A row as monitors read it: {metric: float} and the step, without NaN and infinities, like a row of a file."""
     numbers = {name: rows.json_float(value) for name, value in row.items() if value is not None}
+    if 'logprob' in numbers and numbers['logprob'] is None:
+        numbers.pop('entropy', None)  # 0, since no token was left: all groups were dead, and dropped
     return {name: value for name, value in numbers.items() if value is not None} | {'step': step}
 
 
