@@ -274,7 +274,7 @@ MONITORS = (
         data_exhausted,
         {
             '': Answer(
-                'the policy has learned what these prompts can teach: end here, or take more data, which no flag can name',
+                'the policy has learned what these prompts teach: end here, or take more data, which no flag can name',
                 '',
             ),
             'draws': Answer(
