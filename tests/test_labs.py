@@ -44,6 +44,8 @@ UNMENDED = {
     'flaky_reward': 'which no flag mends',
     'loss_is_zero': 'watch reward and grad_norm instead',
 }
+# monitors of accuracy: with the remedy more are right in the end than when the monitor spoke
+BETTER = ('falling_evaluation', 'hacked_part', 'length_hacking', 'overoptimization')
 MORE = 14  # steps that a run goes on for with a remedy: a window and some
 # the shapes of tiny_run, whose programs other tests compile too
 TINY = {'model.path': 'configs/models/characters', 'data.prompts_per_step': 4, 'rollout.group_size': 4}
@@ -202,6 +204,10 @@ def test_what_a_lab_prints_is_what_the_lab_applies_and_the_monitor_is_silent_aft
     if '--workdir=NEW' in diagnosis.remedy:
         assert not sees(name, rows, context)
     assert diagnose.MONITORS[name].judge(rows, context) is None
+    if name in BETTER:
+        right = [row['reward/numeric'] for row in rows]
+        spoke = tiny_run.rows(labs(lab.get_config()))[diagnosis.step]['reward/numeric']
+        assert sum(right[-3:]) / 3 > spoke + 0.05
 
 
 def healthy(seed):

@@ -161,9 +161,9 @@ MONITORS = (
         overoptimization,
         {
             '': Answer(
-                'the policy has left what the reward model was trained on (arXiv 2210.10760): pay the verifier, which '
-                'is there, and the model less',
-                '--amend --config.reward.parts="({smaller_parts})"',
+                'the policy has left what the reward model was trained on (arXiv 2210.10760), and hardly comes back: '
+                'begin again, pay the verifier, which is there, and the model less',
+                '--workdir=NEW --config.reward.parts="({smaller_parts})"',
             )
         },
     ),
