@@ -140,7 +140,7 @@ MONITORS = (
         likelihood_displacement,
         {
             '': Answer(
-                'gradients of wrong completions push down the tokens that they share with right ones, in steps too large',
+                'gradients of wrong completions push down the tokens that they share with right ones: steps too large',
                 # positive_nll did not help: at 1e-3 the probe lost 1.5 nats a token, and not 1.7
                 '--workdir=NEW --config.optimizer.learning_rate={third_rate}',
             ),

@@ -271,7 +271,7 @@ def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -
     was += f' and {len(changed) - len(named)} more keys differ' * (len(changed) > len(named))
     command = is_command(sys.orig_argv)
     amend, branch = ('--amend', '--branch=DIR') if command else ('Steering(amend=True)', 'Steering(branch=DIR)')
-    other = 'another --workdir' if command else 'another workdir'
+    workdir_flag = '--workdir' if command else 'workdir'
     branch += " to begin a new run from this one's newest checkpoint"
     if inherited:
         keys = ' and '.join(inherited[:MOST_NAMED])
@@ -282,8 +282,8 @@ def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -
         remedy = f'{amend} cannot change {" or ".join(fixed[:MOST_NAMED])} in place; use {branch}'
     else:
         remedy = f'use {amend} to go on from here with the new value and record it, or {branch}'
-        raise BadInput('--workdir', workdir, f'holds a run in which {was}; {remedy}')
-    raise BadInput('--workdir', workdir, f'holds another run, in which {was}; {remedy}, or {other}')
+        raise BadInput(workdir_flag, workdir, f'holds a run in which {was}; {remedy}')
+    raise BadInput(workdir_flag, workdir, f'holds another run, in which {was}; {remedy}, or another {workdir_flag}')
 
 
 def record(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> None:

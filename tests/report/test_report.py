@@ -247,6 +247,21 @@ def test_experiment_and_preset_are_those_of_the_command(tmp_path, command, expec
     assert content.find_experiment(read.read_run(folder)) == expected
 
 
+def test_a_completion_has_its_terms_with_weights_and_what_was_learned_from():
+    row = {
+        'completion': 'c',
+        'reward': 0.4,
+        'parts': {'numeric': 1.0},
+        'terms': {'numeric': [1.0, 1.0], 'o': [-1.2, 0.5]},
+    }
+    short = rollouts.make_row(row | {'learned_from': ['reward']})
+    assert short['w'] == {'numeric': [1, 1], 'o': [-1.2, 0.5]} and 'p' not in short and 'u' not in short
+    assert rollouts.make_row(row | {'learned_from': ['step_rewards', 'kl']})['u'] == ['step rewards', 'kl']
+    assert rollouts.make_row(row | {'learned_from': []})['u'] == []
+    tokens = row | {'tokens': ['c', 'd'], 'step_rewards': [None, 0.5]}
+    assert rollouts.make_row(tokens)['s'] == [None, 0.5]
+
+
 @pytest.mark.parametrize('seconds, text', [(0.4, ''), (61, '1 min 1 s'), (3600, '1 h'), (7384.6, '2 h 3 min')])
 def test_times_are_said_in_two_units(seconds, text):
     assert (
