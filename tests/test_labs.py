@@ -31,7 +31,7 @@ SEEDS = range(5)
 COIN = {'steps': 4, 'reward.parts': (('coin', 1.0),), 'reward.verifier': ''}
 # what cuts the labs of some monitors down to seconds, with a policy that cannot add
 SHORT = {
-    'flaky_reward': {'steps': 4},
+    'flaky_reward': {'steps': 6},
     'clip_saturation': COIN,
     'inert_settings': COIN,
     'loss_is_zero': COIN,
