@@ -38,7 +38,7 @@ def remedies():
         first = (monitor.symptom, meters, f'`{monitor.name}`')
         for answer in monitor.answers.values():
             remedies = [f'`{text.format(**numbers)}`' for text in (answer.remedy, answer.otherwise) if text]
-            remedy = ', else '.join(remedies) or 'none is needed'
+            remedy = ', else '.join(remedies) or ('none is needed' if monitor.level == 'note' else 'no flag')
             rows.append((*first, answer.cause, remedy, lab))
             first, lab = ('', '', ''), ''
     return table('symptom | meter | monitor | likely cause | remedy | lab', rows)

@@ -141,7 +141,7 @@ def make_shards(opened: Run, dataset: data.Dataset, params: Any, to: str, reques
             columns = decode_completions(tokenizer, rollout, sampling.stop_tokens)
             real = len(columns[0]) // shapes.prompts * len(examples)
             rewarded = processes.by_group(compute, examples, *(column[:real] for column in columns))
-            rows += rollout_rows(examples, rollout, rewarded, None, tokenizer)
+            rows += rollout_rows(examples, rollout, rewarded, None, tokenizer, opened.rewards)
         return rows
 
     done = count - sum(len(shards[shard]) for shard in missing)

@@ -128,7 +128,7 @@ def run(
                 packed = learner.pack(draw.rollout)  # rows without padding; None where the config pads them
                 logprobs = logprob_stage.compute(state, draw.rollout, packed)
                 rewarded = draw.finish_rewards()
-                state, experience, packed, row = to_experience(state, draw, packed, rewarded, logprobs)
+                state, experience, packed, rewarded, row = to_experience(state, draw, packed, rewarded, logprobs)
 
             with loop.stage('observe'):  # the state keeps the probe: right completions, which must not become unlikely
                 state, observed = observers.observe(state, experience, packed, draw)
@@ -188,13 +188,14 @@ def make_first_state(
 
 def make_experience_stage(
     run: Run, examples: Sequence[Example], pack: Callable[[Rollout], Any]
-) -> Callable[..., tuple[TrainState, Experience, Any, dict[str, Any]]]:
+) -> Callable[..., tuple[TrainState, Experience, Any, rewards.Rewards, dict[str, Any]]]:
     """Returns the stage of a step in which rewards become advantages.
 
     (state, draw, packed rows of its rollout, Rewards, logprobs by name) -> (TrainState with these rewards in its
-    history, Experience, packed rows of the Experience, metrics by name). It adds the config's length terms to the
-    rewards, and packs rows again when dead groups or truncated completions are dropped. It raises BadInput when no
-    completion has been rewarded for several steps, and RewardsMissing as rewards.check_missing does.
+    history, Experience, packed rows of the Experience, Rewards with what was learned from, metrics by name). It adds
+    the config's length terms to the rewards, and packs rows again when dead groups or truncated completions are
+    dropped. It raises BadInput when no completion has been rewarded for several steps, and RewardsMissing as
+    rewards.check_missing does.
     """
     algorithm, gate, reward_functions = run.algorithm, run.settings.collection.gate, run.rewards
     places = {example.id: place for place, example in enumerate(examples)}
@@ -215,11 +216,15 @@ def make_experience_stage(
             reward_functions, draw.examples, rewarded, shaped, draw.fetch_tokens, run.model.tokenizer, grouping
         )
         experience, row = make_experience(algorithm, state, draw.rollout, logprobs, shaped, inputs, run.mesh, grouping)
+        rewarded = rewarded._replace(learned=grouping.gather(shaped))
+        if 'step_rewards' in algorithm.advantage_reads:
+            rewarded = rewarded._replace(step_rewards=grouping.gather(inputs['step_rewards']()))
         if drops_truncated:
             experience = drop_truncated(experience)
         if algorithm.drops_dead_groups or drops_truncated:
             packed = pack(experience.rollout)
-        return state, experience, packed, row | {name: np.mean(values) for name, values in baselines.items()}
+        row |= {name: np.mean(values) for name, values in baselines.items()}
+        return state, experience, packed, rewarded, row
 
     return to_experience
 

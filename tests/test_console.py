@@ -230,6 +230,10 @@ def test_the_line_of_a_step_does_not_say_the_same_twice_and_nothing_of_what_is_n
     assert console.step_cells(alone, {}) == ['reward 0.500']
     assert console.step_cells(alone | {'reward': 1.0}, {}) == ['reward 1.000', 'numeric 0.500']  # its weight is 2
     assert console.step_cells({'reward': None}, {}) == []
+    # all groups were dead and dropped: no token is left, and means over tokens are 0
+    dead = {'dead_groups': 1.0, 'entropy': 0.0, 'kl_ref': 0.0, 'logprob': None}
+    assert console.step_cells(dead, {}) == ['dead 100%']
+    assert console.step_cells(dead | {'logprob': -1.0}, {}) == ['dead 100%', 'entropy 0.000', 'kl 0.000']
     assert console.step_cells({'loss': 0.25, 'reward': 1.0}, {}, ('loss',)) == ['loss 0.250']
 
 

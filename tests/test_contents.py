@@ -101,7 +101,7 @@ def test_other_contents_under_the_same_path_are_refused_amended_and_recorded(her
     for steered in (None, Steering()):
         text = refusal(steered)
         assert all(word in text for word in words) and '\n' not in text and 'holds ' in text
-    assert 'use --amend to go on from here' in text
+    assert 'use Steering(amend=True) to go on from here' in text
     assert said.partition(':')[0] in text
     amended = Steering(amend=True)
     run = begin(4, amended)

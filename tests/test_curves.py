@@ -147,6 +147,17 @@ def test_the_final_table_is_short_and_the_command_for_the_rest_can_be_pasted(tmp
     assert f"report: python -m grpo_jax report --workdir='{folder}'" in out
 
 
+def test_rewards_before_and_behind_an_amended_one_are_not_compared(tmp_path, capsys):
+    figures = [{'step': step, 'greedy': 0.5, 'reward': reward} for step, reward in ((0, 2.0), (4, 0.5))]
+    workdir = write(tmp_path, rows([2.0, 2.0, 0.25, 0.5], [3, 3, 3, 3]), figures)
+    amended = {'step': 2, 'event': 'amended', 'key': 'reward.parts', 'old': 1, 'new': 2}
+    (tmp_path / 'events.jsonl').write_text(json.dumps(amended) + '\n')
+    console.print_outcome(workdir)
+    out = capsys.readouterr().out
+    assert '│ reward' not in out and '│ greedy' in out
+    assert 'reward from step 2, amended  0.25' in out
+
+
 def test_only_the_first_process_draws(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(processes, 'is_first', lambda: False)
     console.print_outcome(write(tmp_path, rows([0.5], [3])))

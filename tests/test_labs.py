@@ -1,37 +1,52 @@
 """The labs: each monitor speaks in its lab and is silent with the remedy; no monitor speaks in healthy runs."""
 
 import ast
+import copy
 import hashlib
 import importlib
 import json
 import os
 import re
+import shlex
 import shutil
+import sys
 
+from absl import flags
 import pytest
 
 from grpo_jax import diagnose, supervised, train
 from grpo_jax.configs import arithmetic
 from grpo_jax.configs.labs import careless
 from grpo_jax.data import habits
+from grpo_jax.run import cli
 from grpo_jax.run.open import make_algorithm
+from grpo_jax.run.steering import value_of
 from grpo_jax.tools.preflight.plan import change_config
 from grpo_jax.types import Example
-from tests import tiny_run
+from tests import doc_examples, tiny_run
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'golden', 'healthy')
 LABS = 'grpo_jax.configs.labs.'
 SEEDS = range(5)
-COIN = {'steps': 3, 'reward.parts': (('coin', 1.0),), 'reward.verifier': ''}
+COIN = {'steps': 4, 'reward.parts': (('coin', 1.0),), 'reward.verifier': ''}
 # what cuts the labs of some monitors down to seconds, with a policy that cannot add
 SHORT = {
-    'dead_run': {'steps': 4},
     'flaky_reward': {'steps': 6},
     'clip_saturation': COIN,
     'inert_settings': COIN,
     'loss_is_zero': COIN,
+    'sampler_mismatch': {'steps': 4, 'diagnose.sampler_gap': 1e-5},
 }
-BRIEF = ('dead_run',)  # of them without --long
+# monitors whose lab no flag mends, and the words in which the diagnosis says so
+UNMENDED = {
+    'data_exhausted': 'which no flag can name',
+    'dead_all_right': 'which no flag can name',
+    'flaky_reward': 'which no flag mends',
+    'loss_is_zero': 'watch reward and grad_norm instead',
+}
+# monitors of accuracy: with the remedy more are right in the end than when the monitor spoke
+BETTER = ('falling_evaluation', 'hacked_part', 'length_hacking', 'overoptimization')
+MORE = 14  # steps that a run goes on for with a remedy: a window and some
 # the shapes of tiny_run, whose programs other tests compile too
 TINY = {'model.path': 'configs/models/characters', 'data.prompts_per_step': 4, 'rollout.group_size': 4}
 TINY |= {'rollout.max_tokens': 12, 'evaluation.prompts': 6, 'evaluation.samples': 4, 'supervised.updates': 0}
@@ -42,19 +57,50 @@ def lab_of(monitor):
     return importlib.import_module(LABS + diagnose.MONITORS[monitor].lab)
 
 
-def seen(workdir, config):
-    """Names of the monitors that see something in a run: those that speak, and those that wait behind one of them."""
-    rows, evaluations = tiny_run.rows(workdir), tiny_run.rows(workdir, 'evaluations.jsonl')
-    context = diagnose.Context.from_config(config)
-    told = {diagnosis.monitor for diagnosis in diagnose.history(rows, context._replace(evaluations=evaluations))}
-    until = [(rows[: step + 1], [row for row in evaluations if row['step'] <= step]) for step in range(len(rows) + 1)]
-    found = {
-        name
-        for name, monitor in diagnose.MONITORS.items()
-        if any(monitor.judge(early, context._replace(evaluations=held_out)) for early, held_out in until)
-    }
-    assert all(name in told or told & set(diagnose.MONITORS[name].because) for name in found)
-    return found
+def read(workdir, config):
+    """(rows, Context with its evaluations) of a run."""
+    evaluations = tiny_run.rows(workdir, 'evaluations.jsonl')
+    return tiny_run.rows(workdir), diagnose.Context.from_config(config)._replace(evaluations=evaluations)
+
+
+def sees(name, rows, context):
+    """Whether a monitor sees something at any step of a run, be it that it speaks or waits behind another."""
+
+    def judge(step):
+        known = [row for row in context.evaluations if row['step'] <= step]
+        return diagnose.MONITORS[name].judge(rows[: step + 1], context._replace(evaluations=known))
+
+    return any(judge(step) for step in range(len(rows) + 1))
+
+
+def printed(name, workdir, config):
+    """The Diagnosis that a run prints of what a monitor sees: the monitor's, or its cause's, behind which it waits."""
+    rows, context = read(workdir, config)
+    assert sees(name, rows, context)
+    told = diagnose.history(rows, context)
+    own = [diagnosis for diagnosis in told if diagnosis.monitor == name]
+    return (own or [diagnosis for diagnosis in told if diagnosis.monitor in diagnose.MONITORS[name].because])[0]
+
+
+def go_on(diagnosis, file, base, workdir, run):
+    """(rows, Context) of the printed command's run; base: the lab's config without changes by flags.
+
+    run(config, workdir, steering) trains. The command is parsed as a shell and the program would. With --amend and
+    --branch it goes on with the run that was stopped at the diagnosis, for MORE steps.
+    """
+    words = [sys.executable, '-m', 'grpo_jax.train', f'--config={file}', f'--workdir={workdir}']
+    command = diagnose.command_with(diagnosis.remedy, str(workdir), words)
+    if '--workdir=NEW' not in diagnosis.remedy:
+        run(change_config(copy.deepcopy(base), {'steps': diagnosis.step + 1}), str(workdir), None)
+    with doc_examples.parsed('train', shlex.split(command)[3:]):
+        steering, folder = cli.read_steering(), flags.FLAGS.branch or flags.FLAGS.workdir
+        new = flags.FLAGS.config.to_dict()
+        begun = flags.FLAGS.workdir
+    changed = {key: value_of(new, key) for key in diagnose.overrides(diagnosis.remedy)}
+    changed |= {} if '--workdir=NEW' in diagnosis.remedy else {'steps': diagnosis.step + 1 + MORE}
+    config = change_config(copy.deepcopy(base), changed)
+    run(config, begun, steering)
+    return read(folder, config)
 
 
 @pytest.mark.parametrize('name', sorted(diagnose.MONITORS))
@@ -87,28 +133,44 @@ def literal(text):
 
 
 @pytest.mark.parametrize('name', sorted(SHORT))
-def test_a_lab_cut_down_makes_its_monitor_speak(name, tmp_path, request):
-    if name not in BRIEF:
-        request.getfixturevalue('long')
-    config = change_config(lab_of(name).get_config(), TINY | SHORT[name])
+def test_a_lab_cut_down_makes_its_monitor_speak_and_what_it_prints_mends_it(name, tmp_path):
+    lab = lab_of(name)
+    config = change_config(lab.get_config(), TINY | SHORT[name])
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 12
-    train.run(config, str(tmp_path))
-    assert name in seen(tmp_path, config)
+    train.run(copy.deepcopy(config), str(tmp_path / 'plain'))
+    diagnosis = printed(name, tmp_path / 'plain', config)
+    assert diagnosis.monitor == name
+    if name in UNMENDED:
+        assert not diagnosis.remedy and UNMENDED[name] in str(diagnosis)
+        return
+    check_flags(diagnosis, lab)
+
+    def run(config, workdir, steering):
+        train.run(config, workdir, steering=steering)
+
+    rows, context = go_on(diagnosis, f'configs/labs/{name}.py', config, tmp_path / 'lab', run)
+    assert diagnose.MONITORS[name].judge(rows, context) is None
+
+
+def check_flags(diagnosis, lab):
+    """Asserts that the printed flags are what the lab applies; of numbers that the rows decide, about."""
+    values = {key: literal(text) for key, text in diagnose.overrides(diagnosis.remedy).items()}
+    assert values == {k: pytest.approx(v, rel=0.4) if isinstance(v, (int, float)) else v for k, v in lab.REMEDY.items()}
 
 
 @pytest.fixture(scope='module')
 def labs(tmp_path_factory):
-    """run(config): the workdir of its run. Equal runs are one, and so are their cold starts."""
+    """run(config, workdir, steering): the workdir of a run. Equal ones are one, and so are their cold starts."""
     folder = tmp_path_factory.mktemp('labs')
 
-    def run(config):
-        workdir = str(folder / key_of(config.to_json(sort_keys=True)))
-        if not train.is_finished(config, workdir):
-            if config.supervised.updates:
-                own = os.path.join(workdir, 'cold_start')
+    def run(config, workdir=None, steering=None):
+        workdir = workdir or str(folder / key_of(config.to_json(sort_keys=True)))
+        if steering or not train.is_finished(config, workdir):
+            own = os.path.join(workdir, 'cold_start')
+            if config.supervised.updates and not os.path.exists(own):
                 shutil.copytree(cold_start(config), own, ignore=shutil.ignore_patterns('config.json'))
-            train.run(config, workdir)
+            train.run(config, workdir, steering=steering)
         return workdir
 
     def cold_start(config):
@@ -128,11 +190,24 @@ def key_of(text):
 
 
 @pytest.mark.parametrize('name', sorted(diagnose.MONITORS))
-def test_a_monitor_speaks_in_its_lab_or_waits_there_and_sees_nothing_with_the_remedy(name, long, labs):
+def test_what_a_lab_prints_is_what_the_lab_applies_and_the_monitor_is_silent_after_it(name, long, labs, tmp_path):
     lab = lab_of(name)
-    plain, remedied = lab.get_config(), change_config(lab.get_config(), lab.REMEDY)
-    assert name in seen(labs(plain), plain)
-    assert name not in seen(labs(remedied), remedied)
+    plain = lab.get_config()
+    diagnosis = printed(name, labs(lab.get_config()), plain)
+    if name in UNMENDED:
+        assert not diagnosis.remedy and UNMENDED[name] in str(diagnosis)
+        remedied = change_config(lab.get_config(), lab.REMEDY)
+        assert not sees(name, *read(labs(copy.deepcopy(remedied)), remedied))
+        return
+    check_flags(diagnosis, lab)
+    rows, context = go_on(diagnosis, f'configs/labs/{name}.py', plain, tmp_path / 'lab', labs)
+    if '--workdir=NEW' in diagnosis.remedy:
+        assert not sees(name, rows, context)
+    assert diagnose.MONITORS[name].judge(rows, context) is None
+    if name in BETTER:
+        right = [row['reward/numeric'] for row in rows]
+        spoke = tiny_run.rows(labs(lab.get_config()))[diagnosis.step]['reward/numeric']
+        assert sum(right[-3:]) / 3 > spoke + 0.05
 
 
 def healthy(seed):

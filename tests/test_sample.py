@@ -42,6 +42,10 @@ def rows_of(folder):
     return [row for name in sorted(os.listdir(folder)) if name.endswith('l') for row in tiny_run.rows(folder, name)]
 
 
+# what a dump has of completions that a step learned from
+LEARNED = ('entropy', 'old_logprobs', 'ref_logprobs', 'learned_from')
+
+
 def test_the_rows_are_those_of_a_runs_rollouts(workdir, samples):
     rows, dumped = rows_of(samples[0]), tiny_run.rows(workdir, 'rollouts/000000.jsonl')
     assert list(contents(samples[0])) == ['000000.jsonl', '000001.jsonl', '000002.jsonl', 'sampling.json']
@@ -50,7 +54,7 @@ def test_the_rows_are_those_of_a_runs_rollouts(workdir, samples):
         12,
         8,
     ]
-    assert list(rows[0]) == [name for name in dumped[0] if name not in ('entropy', 'old_logprobs', 'ref_logprobs')]
+    assert list(rows[0]) == [name for name in dumped[0] if name not in LEARNED]
     assert all(row['correct'] == (numeric.extract(row['completion']) == row['answer']) for row in rows)
     assert all(len(row['tokens']) == len(row['logprobs']) == row['length'] for row in rows)
     assert len({row['completion'] for row in rows}) > 8 and {row['advantage'] for row in rows} == {None}

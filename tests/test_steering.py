@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 from typing import Any
 
 import jax
@@ -70,7 +71,20 @@ def begun(tmp_path):
     return tmp_path / 'run'
 
 
-def test_the_refusal_names_every_change_and_both_ways_out_in_one_line(begun):
+@pytest.fixture
+def as_command(monkeypatch):
+    """The process was begun by a command of the package, and not by a notebook's kernel or by pytest."""
+    monkeypatch.setattr(sys, 'orig_argv', [sys.executable, '-m', 'grpo_jax.train', '--config=arithmetic'])
+
+
+def test_in_a_notebook_the_refusal_offers_what_a_cell_can_say(begun):
+    text = refusal(begun, optimizer__learning_rate=1e-7)
+    assert 'use Steering(amend=True) to go on' in text and 'Steering(branch=DIR) to begin' in text and '--' not in text
+    assert 'Steering(amend=True) cannot change seed in place' in refusal(begun, AMEND, seed=3)
+    assert refusal(begun, None, optimizer__learning_rate=1e-7).endswith('or another workdir')
+
+
+def test_the_refusal_names_every_change_and_both_ways_out_in_one_line(begun, as_command):
     before = (begun / 'config.json').read_bytes()
     text = refusal(begun, rollout__temperature=0.7, optimizer__learning_rate=1e-7, mesh__data=2)
     for part in ('optimizer.learning_rate is 0.0003 and not 1e-07', 'rollout.temperature is 1.0 and not 0.7'):
@@ -80,7 +94,7 @@ def test_the_refusal_names_every_change_and_both_ways_out_in_one_line(begun):
 
 
 @pytest.mark.parametrize('steered', [PLAIN, AMEND])
-def test_what_is_fixed_is_refused_with_and_without_amend(begun, steered):
+def test_what_is_fixed_is_refused_with_and_without_amend(begun, steered, as_command):
     text = refusal(begun, steered, seed=3, optimizer__learning_rate=1e-7)
     assert (
         'holds another run' in text
@@ -90,7 +104,7 @@ def test_what_is_fixed_is_refused_with_and_without_amend(begun, steered):
     )
 
 
-def test_a_command_that_cannot_steer_names_another_workdir(begun):
+def test_a_command_that_cannot_steer_names_another_workdir(begun, as_command):
     text = refusal(begun, None, optimizer__learning_rate=1e-7)
     assert text.endswith('use the old value, or another --workdir') and '--amend' not in text
 
@@ -206,7 +220,7 @@ def test_data_that_moved_are_the_same_data_and_others_are_not(tmp_path):
     tiny_run.record(open_config(moved, str(begun)), 2)  # the digest stays
     for other in (folder_of_sums(tmp_path / 'fewer', 7), folder_of_sums(tmp_path / 'wrong', plus=1)):
         text = refusal(begun, AMEND, **from_files(other))
-        assert f'and not {other!r}' in text and '--branch=DIR' in text
+        assert f'and not {other!r}' in text and 'branch=DIR' in text
 
 
 def test_a_model_that_moved_is_the_same_model_and_another_is_not(tmp_path):

@@ -224,7 +224,7 @@ def test_an_edited_file_is_refused_and_a_moved_one_is_not(folder):
     for steered in (None, Steering(amend=True)):
         text = refusal(moved, folder / 'run', steered=steered)
         assert "algorithm.surrogate is 'squash of squash.py, sha256 " in text and '\n' not in text
-        assert "and not 'squash of squash.py, sha256 " in text and '--branch=DIR' in text
+        assert "and not 'squash of squash.py, sha256 " in text and 'branch=DIR' in text
     assert "squash.py:squash' and not 'clip'" in refusal(tiny_run.config(), folder / 'run')
 
 
@@ -248,7 +248,7 @@ def test_an_algorithm_that_was_given_is_the_runs_from_then_on(tmp_path):
     assert section['surrogate'] == f'{__name__}:squash' and section['width'] == 0.3
     assert not open_changes(config, str(tmp_path / 'run'), given)  # the same goes on
     text = refusal(config, tmp_path / 'run')  # left out
-    assert f"algorithm.surrogate is '{__name__}:squash' and not 'clip'" in text and '--branch=DIR' in text
+    assert f"algorithm.surrogate is '{__name__}:squash' and not 'clip'" in text and 'branch=DIR' in text
 
     text = refusal(config, tmp_path / 'run', made._replace(surrogate=edited_squash()))  # of the same name
     assert "algorithm.surrogate is 'squash of " in text and "and not 'squash of " in text
@@ -541,7 +541,7 @@ def test_a_variant_of_a_notebook_lives_too(long, folder, small):
     assert [v.name for v in read.read_variants(['runs/killed', 'runs/base'])] == ['killed', 'base']
     assert command('evaluate', '--workdir=runs/killed')[0] == 0
     for other in ({}, {'algorithm': variant._replace(surrogate=make_squash(0.2))}):
-        with pytest.raises(BadInput, match=r'algorithm\.surrogate is .*squash.* and not .*--branch=DIR'):
+        with pytest.raises(BadInput, match=r'algorithm\.surrogate is .*squash.* and not .*branch=DIR'):
             train.run(config, 'runs/killed', **other)
     status, _, errors = command('train', '--config=arithmetic', *flags_of(small), '--workdir=runs/killed')
     assert status == 2 and ':squash' in errors

@@ -2,13 +2,13 @@
 
     python -m grpo_jax.train --config=configs/labs/clip_saturation.py --workdir=runs/clipped
     python -m grpo_jax.train --config=configs/labs/clip_saturation.py --workdir=runs/mended \
-        --config.algorithm.clip_low=0.2 --config.algorithm.clip_high=0.2
+        --config.learner.epochs=1 --config.learner.minibatches=2
 
 Of the sixteen updates of a rollout most see completions that are outside of the clip already.
 """
 from grpo_jax.configs.labs import sums
 
-REMEDY = {'algorithm.clip_low': 0.2, 'algorithm.clip_high': 0.2}
+REMEDY = {'learner.epochs': 1, 'learner.minibatches': 2}
 
 
 def get_config(preset='dr_grpo'):

@@ -2,11 +2,11 @@
 
     python -m grpo_jax.train --config=configs/labs/dead_all_wrong.py --workdir=runs/wrong
     python -m grpo_jax.train --config=configs/labs/dead_all_wrong.py --workdir=runs/mended \
-        --config.supervised.updates=500
+        --config.supervised.updates=200
 """
 from grpo_jax.configs.labs import sums
 
-REMEDY = {'supervised.updates': 500}
+REMEDY = {'supervised.updates': 200}
 
 
 def get_config(preset='dr_grpo'):

@@ -1,9 +1,16 @@
-"""A lab: the run of entropy_collapse, in which no completion is right after the first update, to its end.
+"""A lab: a cold start of twenty updates, after which no completion is right: every group is dead, to the run's end.
 
     python -m grpo_jax.train --config=configs/labs/dead_run.py --workdir=runs/dead
     python -m grpo_jax.train --config=configs/labs/dead_run.py --workdir=runs/mended \
-        --config.optimizer.learning_rate=3e-4
+        --config.supervised.updates=200
 """
-from grpo_jax.configs.labs.entropy_collapse import REMEDY, get_config
+from grpo_jax.configs.labs import dead_all_wrong
 
-__all__ = ['REMEDY', 'get_config']
+REMEDY = {'supervised.updates': 200}
+
+
+def get_config(preset='dr_grpo'):
+    """The lab dead_all_wrong with half of its cold start, and the same rate."""
+    config = dead_all_wrong.get_config(preset)
+    config.supervised.updates = 20
+    return config

@@ -2,13 +2,14 @@
 
     python -m grpo_jax.train --config=configs/labs/gradient_spikes.py --workdir=runs/spikes
     python -m grpo_jax.train --config=configs/labs/gradient_spikes.py --workdir=runs/mended \
-        --config.algorithm.advantage=group_norm
+        --config.optimizer.max_grad_norm=0.3
 
-Divided by the spread of its group, a reward in cents is worth what one in dollars is.
+Clipped to twice the usual length, such a gradient drowns nothing. Divided by the spread of its group
+(algorithm.advantage=group_norm) a reward in cents is worth what one in dollars is.
 """
 from grpo_jax.configs.labs import sums
 
-REMEDY = {'algorithm.advantage': 'group_norm'}
+REMEDY = {'optimizer.max_grad_norm': 0.3}
 
 
 def get_config(preset='dr_grpo'):

@@ -2,13 +2,13 @@
 
     python -m grpo_jax.train --config=configs/labs/length_hacking.py --workdir=runs/hack
     python -m grpo_jax.train --config=configs/labs/length_hacking.py \
-        --workdir=runs/mended --config.reward.length_shaping=overlong
+        --workdir=runs/mended --config.reward.length_shaping=overlong --config.reward.options.overlong.margin=24
 
 The exploit's share is that of completions with more equations than the sum has columns; it shows in the metric length.
 """
 from grpo_jax.configs.labs import habits
 
-REMEDY = {'reward.length_shaping': 'overlong'}
+REMEDY = {'reward.length_shaping': 'overlong', 'reward.options.overlong.margin': 24}
 
 
 def get_config(preset='dr_grpo'):

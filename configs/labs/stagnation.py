@@ -2,11 +2,11 @@
 
     python -m grpo_jax.train --config=configs/labs/stagnation.py --workdir=runs/stagnation
     python -m grpo_jax.train --config=configs/labs/stagnation.py --workdir=runs/mended \
-        --config.optimizer.learning_rate=3e-4
+        --config.optimizer.learning_rate=6.7e-5
 """
 from grpo_jax.configs.labs import sums
 
-REMEDY = {'optimizer.learning_rate': 3e-4}
+REMEDY = {'optimizer.learning_rate': 6.7e-5}
 
 
 def get_config(preset='dr_grpo'):

@@ -2,11 +2,11 @@
 
     python -m grpo_jax.train --config=configs/labs/wrong_answers_growing.py --workdir=runs/growing
     python -m grpo_jax.train --config=configs/labs/wrong_answers_growing.py --workdir=runs/mended \
-        --config.reward.length_shaping=overlong
+        --config.reward.length_shaping=overlong --config.reward.options.overlong.margin=22
 """
 from grpo_jax.configs.labs import habits
 
-REMEDY = {'reward.length_shaping': 'overlong'}
+REMEDY = {'reward.length_shaping': 'overlong', 'reward.options.overlong.margin': 22}
 
 
 def get_config(preset='dr_grpo'):
@@ -15,5 +15,4 @@ def get_config(preset='dr_grpo'):
     config.model.path = 'configs/models/letters'
     config.supervised.updates = 500
     config.reward.length_shaping = 'cosine'
-    config.reward.options.overlong.margin = 24
     return config

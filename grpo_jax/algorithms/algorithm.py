@@ -104,6 +104,16 @@ class Algorithm(NamedTuple):
         return set(pieces.reads(self.advantage))
 
     @property
+    def learns_from(self) -> tuple[str, ...]:
+        """What makes the advantage: reward, correct, parts, step_rewards, kl, teacher; () if it is a constant."""
+        reads, names = self.advantage_reads, []
+        if {'rewards', 'token_rewards'} & reads and not pieces.property_of(self.advantage, 'unrewarded'):
+            names.append('reward')
+        names += [name for name in ('correct', 'parts', 'step_rewards') if name in reads]
+        names += ['kl'] * (self.kl_placement != 'loss')
+        return (*names, *('teacher',) * bool(self.teacher_coef or 'teacher_logprobs' in reads))
+
+    @property
     def baselines(self) -> tuple[str, ...]:
         """Names of the moving averages of rewards that the run must keep for the advantage."""
         if 'prompt_baselines' in self.advantage_reads:

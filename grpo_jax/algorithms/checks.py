@@ -156,7 +156,8 @@ def refuse_unused_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping
             chooser: [name for name, piece_numbers in by_piece.items() if key in piece_numbers]
             for chooser, by_piece in numbers.items()
         }
-        same = key in defaults and section[key] == defaults[key]
+        number = tuple(section[key]) if isinstance(section[key], list) else section[key]  # of config.json
+        same = key in defaults and number == defaults[key]
         if same and isinstance(section[key], bool) == isinstance(defaults[key], bool):
             continue
         explained = _explain_unused(key, readers, conditions, chosen, {*defaults, *read_keys})

@@ -22,6 +22,7 @@ from grpo_jax.diagnose.signs import (
 WRONG = 0.25  # share of groups that are dead and not all right: enough left to learn
 ERRORS = 2  # standard errors that chance seldom exceeds
 HALF = 0.5  # from this share of completions on, truncation or unread answers explain why all are wrong
+MASTERED = 0.99  # from this share of groups on, hardly a prompt is left that teaches
 # collection.gate -> what is so where every group is dead
 DEAD = {
     'reward': 'all completions of a prompt get the same reward',
@@ -89,6 +90,7 @@ def dead_all_right(rows: Rows, context: Context) -> Sign | None:
     return Sign(
         f'{share:.0%} of the groups are all right, and teach nothing',
         f'groups_all_right {share:.2f} in {format_steps(recent)}',
+        'mastered' if share >= MASTERED else '',
     )
 
 
@@ -232,8 +234,9 @@ _BROKEN = Answer(
     '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
 )
 _EASIER = Answer(
-    'these prompts are too hard for this policy: hardly any completion is right',
-    '--amend --config.rollout.group_size={more_completions}',
+    'these prompts are too hard for this policy: hardly any completion is right, so it must begin higher, with a cold '
+    'start, or with easier prompts',
+    '--workdir=NEW --config.supervised.updates={more_updates}',
 )
 _LONGER = Answer(
     'completions do not end within the budget, so there is no answer to judge',
@@ -275,7 +278,10 @@ MONITORS = (
             '': Answer(
                 'the prompts have become too easy: take them out, or take harder ones',
                 '--amend --config.collection.retire_above={retire}',
-            )
+            ),
+            'mastered': Answer(
+                'the policy has mastered these prompts: end here, or take harder ones, which no flag can name', ''
+            ),
         },
     ),
     Monitor(
@@ -347,8 +353,8 @@ MONITORS = (
         data_exhausted,
         {
             '': Answer(
-                'the policy has learned what these prompts can teach: end here, or take more data',
-                '--amend --config.collection.retire_above=0.0',
+                'the policy has learned what these prompts teach: end here, or take more data, which no flag can name',
+                '',
             ),
             'draws': Answer(
                 'hardly any prompt is left whose completions differ',

@@ -53,7 +53,6 @@ def overoptimization(rows: Rows, context: Context) -> Sign | None:
                 return Sign(
                     'the reward model pays more and more for completions that are less and less right',
                     f'{format_change(f"reward/{name}", before, now)}; {format_change(context.accuracy, before, now)}',
-                    'free' if context.kl == 'none' else '',
                 )
     return None
 
@@ -141,6 +140,7 @@ def falling_evaluation(rows: Rows, context: Context) -> Sign | None:
     return Sign(
         'the reward grows, and held-out prompts are answered worse',
         f'{_pass_rates(best, now)}; {format_change("reward", before, after)}',
+        'paid' if _paid_parts(context, learned=False) or _paid_parts(context, learned=True) else '',
     )
 
 
@@ -200,12 +200,10 @@ MONITORS = (
         overoptimization,
         {
             '': Answer(
-                'the policy has left what the reward model was trained on (arXiv 2210.10760): hold it nearer',
-                '--amend --config.algorithm.kl_coef={more_kl}',
-            ),
-            'free': Answer(
-                'the policy has left what the reward model was trained on (arXiv 2210.10760): hold it near', _PENALTY
-            ),
+                'the policy has left what the reward model was trained on (arXiv 2210.10760), and hardly comes back: '
+                'begin again, pay the verifier, which is there, and the model less',
+                '--workdir=NEW --config.reward.parts="({smaller_parts})"',
+            )
         },
     ),
     Monitor(
@@ -246,9 +244,10 @@ MONITORS = (
                 '',
             ),
             '': Answer(
-                'the verifier cannot judge these completions, often because it cannot read the gold answer; the test '
-                'at the start names those',
-                '--config.reward.self_test=0.0',
+                'a part of the reward cannot judge these completions, which no flag mends: the dumps in rollouts/ have '
+                'them, with reward null; mend the part, or the gold answers that it cannot read, which the test at the '
+                'start names',
+                '',
             ),
         },
     ),
@@ -259,9 +258,13 @@ MONITORS = (
         falling_evaluation,
         {
             '': Answer(
-                'reward and evaluation measure different things, or the training prompts are memorized',
+                'the training prompts are memorized, or reward and evaluation measure different things',
                 '--amend --config.optimizer.learning_rate={lower_rate}',
-            )
+            ),
+            'paid': Answer(
+                'what is paid beside the verifier does not make answers right: pay less for it',
+                '--amend --config.reward.parts="({smaller_parts})"',
+            ),
         },
         because=('large_updates', 'forgetting', 'hacked_part', 'overoptimization'),
     ),
@@ -272,8 +275,8 @@ MONITORS = (
         forgetting,
         {
             '': Answer(
-                'prompts are retired too early, and nothing practises what they taught',
-                '--amend --config.collection.retire_above=0.0',
+                'nothing practises what retired prompts taught, and updates of this size write over it',
+                '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
             )
         },
         because=('large_updates',),

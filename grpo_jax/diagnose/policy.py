@@ -123,7 +123,7 @@ MONITORS = (
         kl_runaway,
         {
             '': Answer(
-                'the pull to the reference is too weak for this learning rate',
+                'the pull to the reference is too weak for this learning rate: a firm one brings the policy back',
                 '--amend --config.algorithm.kl_coef={more_kl}',
             ),
             'free': Answer(
@@ -140,14 +140,26 @@ MONITORS = (
         likelihood_displacement,
         {
             '': Answer(
-                'gradients of wrong completions push down the tokens that they share with right ones',
-                '--branch=DIR --config.algorithm.regularizers="{with_nll}"',
+                'gradients of wrong completions push down the tokens that they share with right ones: steps too large',
+                # positive_nll did not help: at 1e-3 the probe lost 1.5 nats a token, and not 1.7
+                '--workdir=NEW --config.optimizer.learning_rate={third_rate}',
             ),
             'within': Answer(
                 'gradients of wrong completions push down the tokens that they share with right ones, within a step',
                 '--branch=DIR --config.algorithm.regularizers="{with_llds}"',
             ),
         },
-        because=('large_updates',),
+        # who is paid for something else loses what is right
+        because=(
+            *(
+                'large_updates',
+                'kl_runaway',
+                'hacked_part',
+                'overoptimization',
+                'length_hacking',
+                'unverified_advantage',
+            ),
+            'forgetting',
+        ),
     ),
 )

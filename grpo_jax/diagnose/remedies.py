@@ -72,17 +72,20 @@ def make_acts(config: Any, limits: Limits = UNKNOWN) -> Callable[[str], bool]:
 
 
 def command_with(remedy: str, workdir: str, words: Sequence[str]) -> str:
-    """Returns the command that trains in workdir with a remedy's flags, to be pasted into a shell.
+    """Returns the command that trains in workdir with a remedy's flags, to be pasted into a shell, or into a cell.
 
-    words: of the command that runs. Where they do not name workdir, as in a notebook or a sweep, '' is returned. NEW
-    and DIR become a name beside workdir that no folder has.
+    words: of the command that runs. Where they begin no command of this package, as in a notebook, the assignments to
+    its config are returned, and the call. Where they do not name workdir, as in a sweep, '' is returned. NEW and DIR
+    become a name beside workdir that no folder has.
     """
+    if remedy and not is_command(words):
+        return _as_python(remedy, os.path.normpath(workdir))
     named = {word.partition('=')[2] or value for word, value in zip(words, [*words[1:], ''], strict=True)
              if _flag_name(word) in ('workdir', 'branch')}  # fmt: skip
     if not remedy or workdir not in named:
         return ''
     folder = os.path.normpath(workdir)
-    new = next(name for count in itertools.count(2) if not os.path.lexists(name := f'{folder}_{count}'))
+    new = _new_folder(folder)
     added = [word.replace('=NEW', f'={new}').replace('=DIR', f'={new}') for word in shlex.split(remedy)]
     if not any(word.startswith('--workdir=') for word in added):
         added.insert(0, f'--workdir={folder}')
@@ -94,6 +97,33 @@ def command_with(remedy: str, workdir: str, words: Sequence[str]) -> str:
         elif '=' not in word and _flag_name(word) != 'amend':
             next(rest)  # the flag's value
     return shlex.join([*kept, *added])
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether words, like sys.orig_argv, begin a command of this package; in a notebook or a script they do not."""
+    module = words[2] if len(words) > 2 and words[1] == '-m' else ''
+    return module.split('.')[0] == 'grpo_jax' or any(os.path.basename(word) == 'grpo-jax' for word in words[:2])
+
+
+def _as_python(remedy, folder):
+    """A remedy as statements on `config`, and the call of train.run that goes on in a folder or begins beside it."""
+    lines, new = [], _new_folder(folder)
+    for key, text in overrides(remedy).items():
+        try:
+            lines.append(f'config.{key} = {ast.literal_eval(text)!r}')
+        except (SyntaxError, ValueError):
+            lines.append(f'config.{key} = {text!r}')
+    where, steering = repr(new if '--workdir=NEW' in remedy else folder), ''
+    if '--amend' in remedy:
+        steering = ', steering=Steering(amend=True)'
+    elif '--branch=DIR' in remedy:
+        steering = f', steering=Steering(branch={new!r})'
+    return '; '.join([*lines, f'train.run(config, {where}{steering})'])
+
+
+def _new_folder(folder):
+    """A name beside a folder that none has."""
+    return next(name for count in itertools.count(2) if not os.path.lexists(name := f'{folder}_{count}'))
 
 
 def _flag_name(word):

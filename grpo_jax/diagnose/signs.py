@@ -21,6 +21,9 @@ from grpo_jax.rewards.custom import name_of
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 AGE = 100  # steps after which a measurement is too old
+# of AdamW; no larger one is published for any model, and the smallest model of the demo learns at it
+HIGHEST_RATE = 3.3e-4
+HOLDING_KL = 0.3  # coefficient of k3: in the lab of kl_runaway 0.1 does not hold the policy
 WAYS = re.compile(r'--(?:amend|branch=DIR) ?')  # flags with which a run goes on with other settings
 
 
@@ -45,8 +48,8 @@ class Answer(NamedTuple):
     """A likely cause, and its remedy.
 
     A remedy is flags alone, for the command of the run. They include --amend or --branch=DIR when the change needs
-    one, or --workdir=NEW for a new run; '' means that nothing is to be done. Context.remedy_texts and the Sign fill in
-    its {names}.
+    one, or --workdir=NEW for a new run; '' means that nothing is to be done, or nothing by a flag: the cause says why.
+    Context.remedy_texts and the Sign fill in its {names}.
     """
 
     cause: str
@@ -177,17 +180,17 @@ class Context(NamedTuple):
             # by outcome, what is paid beside the verifier teaches nothing where all are wrong
             'amend_paid': '--branch=DIR --config.collection.gate=reward' if self.gate == 'outcome' else '--amend',
             'branch_paid': '--branch=DIR' + ' --config.collection.gate=reward' * (self.gate == 'outcome'),
-            'lower_rate': f'{self.learning_rate / 10:g}',
-            'third_rate': f'{self.learning_rate / 3:.2g}',
-            'far_lower_rate': f'{self.learning_rate / 30:.2g}',
+            'lower_rate': f'{min(self.learning_rate / 10, HIGHEST_RATE):g}',
+            'third_rate': f'{min(self.learning_rate / 3, HIGHEST_RATE):.2g}',
+            'far_lower_rate': f'{min(self.learning_rate / 30, HIGHEST_RATE):.2g}',
             'higher_rate': f'{self.learning_rate * 10 or 1e-6:g}',
             'norm': f'{self.max_grad_norm / 10:g}',
+            'fewer_minibatches': f'{2 if self.updates > 2 and self.minibatches % 2 == 0 else 1}',
             'margin': f'{self.max_tokens // 2}',
             'more_updates': f'{max(200, 2 * self.updates_supervised)}',
             'retire': f'{self.retire_above or 0.9:g}',
-            'with_nll': f'{(*dict.fromkeys((*self.regularizers, "positive_nll")),)}',
             'with_llds': f'{(*dict.fromkeys((*self.regularizers, "llds")),)}',
-            'more_kl': f'{self.kl_coef * 4 or 0.01:g}',
+            'more_kl': f'{max(4 * self.kl_coef, HOLDING_KL):g}',
             'other_chat': f'{not self.chat}',
             'budget': f'{self.max_tokens}',
             'more_tokens': f'{2 * self.max_tokens}',
@@ -198,8 +201,12 @@ class Context(NamedTuple):
             'minibatches': f'{self.minibatches}',
             'more_seconds': f'{4 * self.deadline:g}',
             'more_memory': f'{2 * self.memory_gib:g}',
-            'parts': self._parts_flag(1.0),
-            'smaller_parts': self._parts_flag(0.1),
+            'parts': ' '.join(f'({name!r}, {weight:g}),' for name, weight in self.parts),
+            'smaller_parts': ' '.join(
+                # the verifier, which may only measure so far, is paid
+                f'({path!r}, {(weight or 1.0) if name_of(path) == self.verifier else weight / 10:g}),'
+                for path, weight in self.parts
+            ),
         }
 
     def remedy(self, answer: Answer, numbers: Mapping[str, str], step: int) -> str:
@@ -215,11 +222,6 @@ class Context(NamedTuple):
                     flags = '--workdir=NEW ' + WAYS.sub('', flags)
                 return flags
         return ''
-
-    def _parts_flag(self, factor):
-        """config.reward.parts as a flag's text, all weights but the verifier's multiplied by factor."""
-        weights = [(name, weight * (1.0 if name == self.verifier else factor)) for name, weight in self.parts]
-        return ' '.join(f'({name!r}, {weight:g}),' for name, weight in weights)
 
 
 class Monitor(NamedTuple):
@@ -244,8 +246,11 @@ class Monitor(NamedTuple):
         if sign is None:
             return None
         answer, step = self.answers[sign.answer], newest_step(rows, context)
-        remedy = context.remedy(answer, sign.numbers, step)
-        return Diagnosis(self.name, step, sign.seen, sign.evidence, answer.cause, remedy)
+        remedy, cause = context.remedy(answer, sign.numbers, step), answer.cause
+        if answer.remedy and not remedy:
+            flags = answer.remedy.format(**context.remedy_texts() | dict(sign.numbers))
+            cause += f'; no remedy is named, since {flags} changes nothing that this run reads, or cannot be set here'
+        return Diagnosis(self.name, step, sign.seen, sign.evidence, cause, remedy)
 
 
 def newest_step(rows: Rows, context: Context) -> int:

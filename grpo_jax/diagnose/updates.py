@@ -27,6 +27,7 @@ FAST = 4.0  # factor by which entropy falls; alone it is no fault: at 3e-4 labs/
 LESS = 0.2  # share of a step's prompts; a step has some dozens
 SPIKES = 2  # so many spikes in a window are too many
 TWICE = 2  # a bound of so many usual gradients clips spikes alone
+BOUNDED = 4  # clipped to so many usual gradients a spike drowns nothing; the usual one falls while a run learns
 HUGE = 10  # one spike of so many times the threshold is enough
 
 
@@ -171,13 +172,18 @@ def _all_one(rows, count):
 
 
 def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
-    """Some gradients of the window, or one enormous one, are many times as long as the median before the window."""
+    """Some gradients of the window, or one enormous one, are many times as long as the median before the window.
+
+    Nothing is said where the optimizer clips them to a few times this median.
+    """
     options = context.options
     recent, earlier = rows[-options.window :], rows[-3 * options.window : -options.window]
     norms = [row['grad_norm'] for row in earlier if row.get('grad_norm')]  # 0: all groups were dead
     if 2 * len(norms) < options.window:
         return None
     usual = statistics.median(norms)
+    if context.max_grad_norm <= BOUNDED * usual:
+        return None
     spikes = [row for row in recent if (row.get('grad_norm') or 0) >= options.gradient_spike * usual]
     if not spikes:
         return None
@@ -188,8 +194,7 @@ def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
         f'gradients {longest["grad_norm"] / usual:.0f} times as long as before',
         f'grad_norm {format_number(longest["grad_norm"])} in step {longest["step"]}, median {format_number(usual)} '
         f'before {format_steps(recent)}; such steps: {len(spikes)}',
-        '' if TWICE * usual < context.max_grad_norm else 'clipped',
-        {'norm': f'{TWICE * usual:.2g}'},
+        numbers={'norm': f'{TWICE * usual:.2g}'},
     )
 
 
@@ -243,7 +248,7 @@ MONITORS = (
         {
             '': Answer(
                 'the updates of a rollout take the policy out of the trust region: too many of them, or too large',
-                '--amend --config.optimizer.learning_rate={lower_rate}',
+                '--amend --config.learner.epochs=1 --config.learner.minibatches={fewer_minibatches}',
             )
         },
         because=('large_updates', 'sampler_mismatch'),
@@ -274,11 +279,7 @@ MONITORS = (
             '': Answer(
                 'single batches or completions weigh too much: clip their gradients more',
                 '{go_on} --config.{optimizer}.max_grad_norm={norm}',
-            ),
-            'clipped': Answer(
-                'updates are too large, though all gradients are clipped already',
-                '{go_on} --config.{optimizer}.learning_rate={lower_rate}',
-            ),
+            )
         },
         because=('large_updates',),
     ),

@@ -37,6 +37,7 @@ from grpo_jax.rewards.scoring import (
     advantage_inputs,
     check_missing,
     compute_rewards,
+    list_terms,
     service_counts,
     shape_rewards,
 )
@@ -54,6 +55,7 @@ __all__ = [
     'check_missing',
     'check_parameters',
     'compute_rewards',
+    'list_terms',
     'name_of',
     'options_of',
     'service_counts',

@@ -47,6 +47,8 @@ class Rewards(NamedTuple):
     failures: dict
     retried: Any = ()  # bool[B]: some part was called more than once
     errors: Any = ()  # str objects [B]: the last exception of a part that is missing; '' where none is
+    learned: Any = ()  # f64[B]: the rewards with shaping by length, from which a step learns; () where nobody learns
+    step_rewards: Any = ()  # f64[B, C]: the rewards of steps that were learned from, NaN elsewhere; () without
 
 
 class Outcome(NamedTuple):
@@ -336,6 +338,27 @@ def shape_rewards(reward_functions: RewardFunctions, rewarded: Rewards, grouping
     return grouping.spread(shaped, np.nan)
 
 
+def list_terms(
+    reward_functions: RewardFunctions, example: Example, rewarded: Rewards, row: int
+) -> dict[str, tuple[float, float]]:
+    """{name: (value, weight)} of the terms whose weighted sum is the reward of a row's completion of an example.
+
+    They are the parts of the example's source, truncated_reward where the budget ended the completion, and the shaping
+    by length. What is in the reward beside these is the term `other`. A part of weight 0 only measures.
+    """
+    options, parts = reward_functions.options, reward_functions.of(example).parts
+    terms = {name: (float(rewarded.parts[name][row]), float(part.weight)) for name, part in parts.items()}
+    if options.truncated_reward and rewarded.truncated[row]:
+        terms['truncated_reward'] = 1.0, options.truncated_reward
+    reward = (rewarded.learned if len(rewarded.learned) else rewarded.rewards)[row]
+    rest = reward - sum(value * weight for value, weight in terms.values() if weight)
+    if options.length_shaping and options.length_shaping_weight and len(rewarded.learned):
+        terms[options.length_shaping] = rest / options.length_shaping_weight, options.length_shaping_weight
+    elif abs(rest) > 1e-9:
+        terms['other'] = float(rest), 1.0
+    return terms
+
+
 def advantage_inputs(
     reward_functions: RewardFunctions,
     examples: Sequence[Example],
@@ -357,6 +380,7 @@ def advantage_inputs(
     def stack_parts():
         return np.stack([grouping.spread(part, np.nan) for part in rewarded.parts.values()])
 
+    @functools.cache  # the advantage reads them, and then the dump
     def compute_step_rewards():
         tokens, mask = fetch_tokens()
         steps = reward_steps(list(rewarded.texts), _repeat(examples, len(rewarded.texts)))

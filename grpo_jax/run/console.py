@@ -31,7 +31,7 @@ import rich.text
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.run.rows import read_rows
+from grpo_jax.run.rows import read_rows, recorded_events
 from grpo_jax.text import Activity, columns, escape, listeners, shorten
 
 if TYPE_CHECKING:
@@ -307,7 +307,8 @@ def step_cells(row: Mapping[str, Any], timings: Mapping[str, float], shown: Sequ
         cells += [f'{name} {value:.3f}' for name, value in parts.items()]
     cells += [f'length {known["length"]:.1f}'] if 'length' in known else []
     cells += [f'truncated {known["truncated"]:.0%}'] if known.get('truncated', 0) >= 0.005 else []
-    for name, heading in (('entropy', 'entropy'), ('kl_ref', 'kl')):
+    measured = 'logprob' in known or 'logprob' not in row  # else all groups were dead and dropped, and means are 0
+    for name, heading in (('entropy', 'entropy'), ('kl_ref', 'kl')) if measured else ():
         cells += [f'{heading} {known[name]:.3f}'] if name in known else []
     if known.get('tokens') and timings.get('sample'):
         cells.append(f'{known["tokens"] / timings["sample"]:.0f} tokens/s')
@@ -389,7 +390,9 @@ def print_outcome(workdir: str) -> None:
         curve = f'curve: {draw_curve(workdir)}\n'
     except OSError as error:  # a full disk; the curve can be drawn later
         curve = f'curve: not drawn, {error.strerror or error}\n'
-    curves = {name: _read_metric(workdir, name) for name in ('reward', 'length')}
+    since = reward_amended(workdir)
+    paid = f'reward from step {since}, amended' if since else 'reward'
+    curves = {paid: _read_metric(workdir, 'reward')[since:], 'length': _read_metric(workdir, 'length')}
     curves |= {f'held-out {name}': values for name, values in _read_evaluations(workdir)[1].items()}
     width = max(map(len, curves))
     lines = [f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()]
@@ -443,6 +446,14 @@ def make_panels(down: int, across: int, size: tuple[float, float], shared: bool 
     return figure, panels
 
 
+def reward_amended(workdir: str | os.PathLike) -> int:
+    """The last step at which --amend changed config.reward, before which rewards are others; 0: at none."""
+    rows = recorded_events(workdir)
+    return max(
+        (row['step'] for row in rows if row['event'] == 'amended' and row['key'].startswith('reward.')), default=0
+    )
+
+
 def _plot(panel, steps, values, color, **style):
     """Draws values by step as a line; a single finite value, which has no line, as a point."""
     if np.isfinite(values).sum() == 1:
@@ -477,9 +488,8 @@ def _evaluation_table(workdir):
     first, last = evaluations[0], evaluations[-1]
     passes = [name for name in first if name.startswith('pass@')]  # by rising k
     names = dict.fromkeys(['greedy', *passes[:1], *passes[-1:], 'reward', 'length', 'truncated'])
-    if (
-        passes and first.get('reward') == first[passes[0]]
-    ):  # the reward is the verifier's verdict, so the figures are equal
+    # the reward is the verifier's verdict, so the figures are equal; or the two are different rewards
+    if first['step'] < reward_amended(workdir) or (passes and first.get('reward') == first[passes[0]]):
         del names['reward']
     rows = [
         [name, f'{first[name]:.3f}', f'{last[name]:.3f}', f'{last[name] - first[name]:+.3f}']

@@ -161,7 +161,7 @@ class Shell:
         signals = self._stack.enter_context(contextlib.ExitStack())
         listening = signals.enter_context(Signals(settings.log.hang_after))
         return Loop(
-            _Parts(writer, dropped, monitors, trace, listening, signals.close, on_step, run.model.tokenizer),
+            _Parts(writer, dropped, monitors, trace, listening, signals.close, on_step, _make_dump(run)),
             self,
             self._workdir,
             settings.log.rollouts,
@@ -232,7 +232,17 @@ class _Parts(NamedTuple):
     signals: Signals
     close_signals: Callable[[], None]
     on_step: Callable[[int, Mapping[str, Any]], Any] | None
-    tokenizer: Any  # decodes the tokens of dumped completions
+    dump: Callable[..., list[dict[str, Any]]]  # (draw, rewarded, experience) -> rows of a dump
+
+
+def _make_dump(run):
+    """A function (draw, rewarded, experience) -> rows of a Run's dump, each with what was learned from."""
+
+    def dump(draw, rewarded, experience):
+        dumped = rows.rollout_rows(draw.examples, draw.rollout, rewarded, experience, run.model.tokenizer, run.rewards)
+        return [row | {'learned_from': list(run.algorithm.learns_from)} for row in dumped]
+
+    return dump
 
 
 class Loop:
@@ -319,7 +329,7 @@ class Loop:
     def dump_if_due(self, step: int, draw: Draw, rewarded: Rewards, experience: Experience):
         """Writes a step's completions, every log.rollouts steps and the last step's; all processes must call it."""
         if self.is_due(step, self._dump_every) or (self._dump_every and step + 1 == self._steps.stop):
-            dumped = rows.rollout_rows(draw.examples, draw.rollout, rewarded, experience, self._parts.tokenizer)
+            dumped = self._parts.dump(draw, rewarded, experience)
             if self._parts.writer:
                 self._parts.writer.rollouts(step, dumped)
 
@@ -471,6 +481,8 @@ class Monitors:
 def _monitored_row(row, step):
     """A row as monitors read it: {metric: float} and the step, without NaN and infinities, like a row of a file."""
     numbers = {name: rows.json_float(value) for name, value in row.items() if value is not None}
+    if 'logprob' in numbers and numbers['logprob'] is None:
+        numbers.pop('entropy', None)  # 0, since no token was left: all groups were dead, and dropped
     return {name: value for name, value in numbers.items() if value is not None} | {'step': step}
 
 

@@ -36,6 +36,8 @@ def make_measure(run: Any) -> Callable[[int, Draw, Rewards, Experience], dict[st
     def measure(step, draw, rewarded, experience):
         sampled_at = None if draw.stats is None else step
         row = assess(run.rewards, draw.rollout, rewarded, experience, sampled_at, run.algorithm.weights)
+        if run.rewards.shaping and np.isfinite(rewarded.learned).any():
+            row['reward/length_shaping'] = np.nanmean(rewarded.learned - rewarded.rewards)
         return row | completion_metrics(rewarded) | draw.counts | sampler_metrics(draw.stats)
 
     return measure

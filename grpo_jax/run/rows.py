@@ -5,11 +5,12 @@ import json
 import os
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import Lines, atomic_write
-from grpo_jax.rewards import Rewards
+from grpo_jax.rewards import RewardFunctions, Rewards, list_terms
 from grpo_jax.text import exact_text
 from grpo_jax.types import Example, Experience, Rollout
 
@@ -83,21 +84,30 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def rollout_rows(
-    examples: Sequence[Example], rollout: Rollout, rewarded: Rewards, experience: Experience | None, tokenizer: Any
+    examples: Sequence[Example],
+    rollout: Rollout,
+    rewarded: Rewards,
+    experience: Experience | None,
+    tokenizer: Any,
+    reward_functions: RewardFunctions,
 ) -> list[dict[str, Any]]:
-    """One dict for each completion: prompt, gold answer, completion, rewards, advantage, and its tokens one by one.
+    """One dict for each completion: prompt, gold answer, completion, reward, advantage, and its tokens one by one.
 
     examples: one for each equal block of the rollout's first rows; further rows are left out; rewarded: the rewards of
     these rows; experience: None for completions that nobody learns from, whose advantage is then None.
 
-    The advantage is a number, or a list with one number for each token. tokens are texts, the stop token included;
-    logprobs are the sampler's; entropy, old_logprobs and ref_logprobs exist where the learner computed them before its
-    update. All processes must call it.
+    reward is what the step learned from, with shaping by length, and terms {name: [value, weight]} add up to it; parts
+    are all values, also those of other sources; step_rewards exist where they were learned from. The advantage is a
+    number, or a list with one number for each token. tokens are texts, the stop token included; logprobs are the
+    sampler's; entropy, old_logprobs and ref_logprobs exist where the learner computed them before its update. All
+    processes must call it.
     """
     group = len(rewarded.texts) // len(examples)
+    learned = rewarded.learned if len(rewarded.learned) else rewarded.rewards
     numbers, advantages = {'logprobs': rollout.logprobs}, None
     if experience:
-        advantages = experience.advantages
+        # the update does not see tokens that were dropped, whatever their advantage
+        advantages = jnp.where(experience.rollout.completion_mask.any(1)[:, None], experience.advantages, 0.0)
         numbers |= {
             'entropy': experience.old_entropy,
             'old_logprobs': experience.old_logprobs,
@@ -122,18 +132,48 @@ def rollout_rows(
             **({'messages': example.messages} if example.messages else {}),
             'answer': example.answer,
             'completion': completion,
-            'reward': json_float(rewarded.rewards[i]),
+            'reward': json_float(learned[i]),
+            'terms': {
+                name: [None if value is None else round(value, 9), weight]
+                for name, (number, weight) in list_terms(reward_functions, example, rewarded, i).items()
+                for value in [json_float(number)]
+            },
             'correct': None if np.isnan(rewarded.correct[i]) else bool(rewarded.correct[i]),
             'parts': {name: json_float(values[i]) for name, values in rewarded.parts.items()},
             'advantage': advantage,
             'length': length,
             'truncated': bool(rewarded.truncated[i]),
         }
+        if len(rewarded.step_rewards):
+            row['step_rewards'] = _round_numbers(rewarded.step_rewards[i, :length])
         if i < detailed:
             row['tokens'] = texts[i]
             row |= {name: _round_numbers(x[i][mask[i]]) for name, x in numbers.items() if x is not None}
         rows.append(row)
     return rows
+
+
+def describe_reward(row: Mapping[str, Any]) -> str:
+    """The reward of a dumped completion in words, like '0.4 = numeric 1 + 0.5 x overlong -1.2, right'.
+
+    row: of rollout_rows. A single term of weight 1 is left out, and so is a verdict that the reward says too. What was
+    learned from in the place of the reward is named.
+    """
+    reward = row.get('reward')
+    text = 'no reward' if reward is None else f'{reward:.3g}'
+    terms = {name: term for name, term in (row.get('terms') or {}).items() if term[1]}
+    if [weight for _, weight in terms.values()] not in ([], [1.0]):
+        sums = [
+            f'{"" if weight == 1 else f"{weight:g} x "}{name} {"unknown" if value is None else f"{value:.3g}"}'
+            for name, (value, weight) in terms.items()
+        ]
+        text += f' = {" + ".join(sums)}'
+    if row.get('correct') is not None and reward != row['correct']:
+        text += ', right' if row['correct'] else ', wrong'
+    sources = row.get('learned_from')
+    if sources is not None and sources != ['reward']:
+        text += f', learned from {" and ".join(sources) or "no reward"}'.replace('_', ' ')
+    return text
 
 
 def token_texts(tokenizer: Any, completions: Sequence[np.ndarray]) -> list[list[str]]:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from grpo_jax import PACKAGE, __version__, data, user_files
+from grpo_jax.diagnose import is_command
 from grpo_jax.errors import BadInput, Checks
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.ranges import Kind
@@ -269,18 +270,21 @@ def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -
     named = sorted(changed, key=lambda change: change.key not in (inherited or fixed))[:MOST_NAMED]
     was = ', '.join(f'{change.key} is {change.old!r} and not {change.new!r}' for change in named)
     was += f' and {len(changed) - len(named)} more keys differ' * (len(changed) > len(named))
-    branch = "--branch=DIR to begin a new run from this one's newest checkpoint"
+    command = is_command(sys.orig_argv)
+    amend, branch = ('--amend', '--branch=DIR') if command else ('Steering(amend=True)', 'Steering(branch=DIR)')
+    workdir_flag = '--workdir' if command else 'workdir'
+    branch += " to begin a new run from this one's newest checkpoint"
     if inherited:
         keys = ' and '.join(inherited[:MOST_NAMED])
         remedy = f'a run and its branches keep their adapters and cold start, and so {keys}; use the old value'
     elif steering is None:
         remedy = f'use the old value{"s" * (len(changed) > 1)}'
     elif fixed:
-        remedy = f'--amend cannot change {" or ".join(fixed[:MOST_NAMED])} in place; use {branch}'
+        remedy = f'{amend} cannot change {" or ".join(fixed[:MOST_NAMED])} in place; use {branch}'
     else:
-        remedy = f'use --amend to go on from here with the new value and record it, or {branch}'
-        raise BadInput('--workdir', workdir, f'holds a run in which {was}; {remedy}')
-    raise BadInput('--workdir', workdir, f'holds another run, in which {was}; {remedy}, or another --workdir')
+        remedy = f'use {amend} to go on from here with the new value and record it, or {branch}'
+        raise BadInput(workdir_flag, workdir, f'holds a run in which {was}; {remedy}')
+    raise BadInput(workdir_flag, workdir, f'holds another run, in which {was}; {remedy}, or another {workdir_flag}')
 
 
 def refuse_unread(

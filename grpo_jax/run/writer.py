@@ -24,7 +24,7 @@ from grpo_jax.hosts import files, json_file
 from grpo_jax.hosts.files import Lines, append_whole, atomic_write, cut_lines
 from grpo_jax.ranges import OneOf
 from grpo_jax.run import console
-from grpo_jax.run.rows import LASTING, append_event, drop_events, plain_row, recorded_events
+from grpo_jax.run.rows import LASTING, append_event, describe_reward, drop_events, plain_row, recorded_events
 from grpo_jax.text import during, shorten
 
 logger = logging.getLogger('grpo_jax')
@@ -124,8 +124,7 @@ class Board:
         self._write(step, summaries)
         shown = []
         for row in rows[:SAMPLES]:
-            reward = '?' if row.get('reward') is None else f'{row["reward"]:.3g}'
-            shown.append(shorten(f'{reward}  {row["prompt"]} -> {row["completion"]}', LONGEST))
+            shown.append(shorten(f'{describe_reward(row)}  {row["prompt"]} -> {row["completion"]}', LONGEST))
         self.text(step, 'rollout/completions', '\n'.join(shown))
 
     def close(self) -> None:

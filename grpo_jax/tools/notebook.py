@@ -17,7 +17,7 @@ import numpy as np
 from grpo_jax.errors import BadInput
 from grpo_jax.run import console
 from grpo_jax.run.console import BLUE, make_panels
-from grpo_jax.run.rows import read_rows
+from grpo_jax.run.rows import describe_reward, read_rows
 from grpo_jax.text import escape
 from grpo_jax.tools.preflight import topology as topologies
 from grpo_jax.tools.report.write import write_report
@@ -149,9 +149,9 @@ def tokens_as_html(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> st
             colour = '42,111,187' if share > 0 else '217,130,43'
             style = f'background:rgba({colour},{min(abs(share), 1.0) * 0.6:.2f})'
             spans.append(f'<span style="{style}" title="{number:.4g}">{_escape_html(token)}</span>')
-        reward = 'none' if row.get('reward') is None else f'{row["reward"]:.3g}'
         lines.append(
-            f'<div style="margin:4px 0"><b>{reward}</b> <span style="opacity:.6">{_escape_html(row["prompt"])}</span>'
+            f'<div style="margin:4px 0"><b>{_escape_html(describe_reward(row))}</b> '
+            f'<span style="opacity:.6">{_escape_html(row["prompt"])}</span>'
             f'{"".join(spans)}</div>'
         )
     return f'<div style="font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere">{"".join(lines)}</div>'

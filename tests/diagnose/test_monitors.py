@@ -167,7 +167,8 @@ def test_numbers_of_a_remedy_are_those_of_the_run():
         for monitor in MONITORS.values()
         if monitor.name == 'entropy_collapse'
     ]
-    assert diagnosis.remedy == '--workdir=NEW --config.optimizer.learning_rate=0.1'
+    # a tenth, and no more than the highest rate at which anything learns
+    assert diagnosis.remedy == '--workdir=NEW --config.optimizer.learning_rate=0.00033'
 
 
 def test_a_config_without_the_section_is_refused():

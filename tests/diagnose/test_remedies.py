@@ -20,6 +20,7 @@ from grpo_jax.rewards.scoring import compute_rewards
 from grpo_jax.run.settings import Settings
 from grpo_jax.tools.preflight.plan import change_config
 from tests.algorithms import fixture
+from tests.diagnose import streams
 
 # two groups of four: one is all wrong, with other lengths, forms and ends; in the other three are right
 FORMED = '<think>5</think><answer>{}</answer>'
@@ -147,7 +148,10 @@ def test_a_price_of_truncation_is_named_only_with_a_gate_that_lets_wrong_groups_
 def test_no_budget_beyond_the_models_context_is_named():
     # 8 + 2 * 32 tokens
     assert remedy('truncation', '', context_of(limits=diagnose.Limits(72))) == '--amend --config.rollout.max_tokens=64'
-    assert remedy('truncation', '', context_of(limits=diagnose.Limits(71))) == ''
+    context = context_of(limits=diagnose.Limits(71))
+    assert remedy('truncation', '', context) == ''
+    diagnosis = MONITORS['truncation'].judge(streams.rows(2, truncated=0.5), context)
+    assert 'no remedy is named, since --amend --config.rollout.max_tokens=64 changes nothing' in diagnosis.cause
 
 
 def test_a_chat_template_is_named_only_where_there_is_one():
@@ -161,10 +165,11 @@ def test_overlong_begins_where_it_takes_something_from_the_lengths_that_were_see
 
 
 def test_after_the_last_step_a_remedy_names_a_new_run():
-    assert remedy('clip_saturation', '', context_of(), 58).startswith('--amend')
+    context = context_of(learner__minibatches=4)
+    assert remedy('clip_saturation', '', context, 58).startswith('--amend')
     for step in (59, 60):  # the last of 60 steps, and the evaluation behind it
-        flags = remedy('clip_saturation', '', context_of(), step)
-        assert flags == '--workdir=NEW --config.optimizer.learning_rate=3e-05'
+        flags = remedy('clip_saturation', '', context, step)
+        assert flags == '--workdir=NEW --config.learner.epochs=1 --config.learner.minibatches=2'
 
 
 COMMAND = ['/venv/bin/python', '-m', 'grpo_jax.train', '--config=arithmetic', '--config.steps', '9', '--workdir']
@@ -193,6 +198,45 @@ def test_a_new_run_gets_a_folder_that_is_not_there(tmp_path):
     assert going_on == f'grpo-jax train --config=arithmetic --workdir={workdir} --amend --config.steps=9'
 
 
-def test_a_run_that_no_command_began_has_flags_alone():
+def test_a_sweeps_run_has_flags_alone():
     assert diagnose.command_with('--amend --config.steps=9', 'runs/sweep/grpo/0', [*COMMAND, 'runs/sweep']) == ''
     assert diagnose.command_with('', 'runs/a', [*COMMAND, 'runs/a']) == ''
+
+
+NOTEBOOK = ['/venv/bin/python', '-m', 'ipykernel_launcher', '-f', 'kernel.json']
+
+
+@pytest.mark.parametrize(
+    'flags, statements',
+    [
+        ('--amend --config.steps=9', "config.steps = 9; train.run(config, 'runs/a', steering=Steering(amend=True))"),
+        (
+            """--branch=DIR --config.algorithm.kl=k3 --config.reward.parts="(('numeric', 1),)\"""",
+            "config.algorithm.kl = 'k3'; config.reward.parts = (('numeric', 1),); "
+            "train.run(config, 'runs/a', steering=Steering(branch='runs/a_2'))",
+        ),
+        (
+            '--workdir=NEW --config.rollout.cache_dtype=',
+            "config.rollout.cache_dtype = ''; train.run(config, 'runs/a_2')",
+        ),
+        ('--config.reward.retries=8', "config.reward.retries = 8; train.run(config, 'runs/a')"),
+    ],
+)
+def test_in_a_notebook_a_remedy_is_what_a_cell_runs(flags, statements):
+    for words in (NOTEBOOK, ['/venv/bin/python', 'my_loop.py']):
+        assert diagnose.command_with(flags, 'runs/a/', words) == statements
+
+
+def test_less_is_paid_for_all_but_the_verifier_wherever_it_lies(tmp_path):
+    judge = tmp_path / 'mine.py'
+    judge.write_text('def judge(completion, example):\n    return 1.0\n')
+    parts = (('format', 0.5), (f'{judge}:judge', 2.0))
+    context = context_of(reward__parts=parts, reward__verifier='judge')
+    assert values_of(remedy('hacked_part', '', context)) == {
+        'reward.parts': (('format', 0.05), (f'{judge}:judge', 2.0))
+    }
+    # a verifier that only measures is paid
+    context = context_of(reward__parts=(('format', 0.5), ('numeric', 0.0)))
+    assert values_of(remedy('falling_evaluation', 'paid', context)) == {
+        'reward.parts': (('format', 0.05), ('numeric', 1.0))
+    }

@@ -147,9 +147,13 @@ def test_runs_that_differ_by_seed_alone_are_one_curve_with_a_band(tmp_path):
 def test_a_sweep_has_a_curve_for_each_preset(tmp_path):
     for preset, group in (('dapo', 4), ('grpo', 2)):
         for seed in (0, 1):
-            runs.make(tmp_path / preset / str(seed), seed=seed, rollout__group_size=group)
+            folder = runs.make(tmp_path / preset / str(seed), seed=seed, rollout__group_size=group)
+            begun_by(folder, 'python -m grpo_jax sweep --config=arithmetic --presets=dapo,grpo --workdir=x')
     runs.make(tmp_path / 'cold_start' / '0')
-    data = data_of(report.write_report([str(tmp_path)]))
+    page = report.write_report([str(tmp_path)])
+    head = head_of(page)
+    assert head['presets'] == 'dapo, grpo' and 'preset' not in head and 'pieces of dapo' in head
+    data = data_of(page)
     assert (data['variants'], data['seeds']) == (['dapo', 'grpo'], [2, 2])
     assert len(panel(data, 'Training reward')['lines']) == 2
     assert (
@@ -241,6 +245,21 @@ def test_the_head_says_experiment_preset_pieces_time_and_machine(workdir):
 def test_experiment_and_preset_are_those_of_the_command(tmp_path, command, expected):
     folder = begun_by(runs.make(tmp_path / 'grpo' / '0'), command)
     assert content.find_experiment(read.read_run(folder)) == expected
+
+
+def test_a_completion_has_its_terms_with_weights_and_what_was_learned_from():
+    row = {
+        'completion': 'c',
+        'reward': 0.4,
+        'parts': {'numeric': 1.0},
+        'terms': {'numeric': [1.0, 1.0], 'o': [-1.2, 0.5]},
+    }
+    short = rollouts.make_row(row | {'learned_from': ['reward']})
+    assert short['w'] == {'numeric': [1, 1], 'o': [-1.2, 0.5]} and 'p' not in short and 'u' not in short
+    assert rollouts.make_row(row | {'learned_from': ['step_rewards', 'kl']})['u'] == ['step rewards', 'kl']
+    assert rollouts.make_row(row | {'learned_from': []})['u'] == []
+    tokens = row | {'tokens': ['c', 'd'], 'step_rewards': [None, 0.5]}
+    assert rollouts.make_row(tokens)['s'] == [None, 0.5]
 
 
 @pytest.mark.parametrize('seconds, text', [(0.4, ''), (61, '1 min 1 s'), (3600, '1 h'), (7384.6, '2 h 3 min')])
@@ -444,7 +463,7 @@ def test_the_command_prints_the_path_and_refuses_in_one_line(workdir, tmp_path):
 
 
 def test_content_shows_the_settings_that_a_reader_asks_for(workdir):
-    facts = dict(content.facts(read.Variant('run', [read.read_run(workdir)])))
+    facts = dict(content.facts(read.Variant('run', [read.read_run(workdir)]), ['']))
     assert facts['completions a prompt'] == '4' and facts['data'] == 'arithmetic' and facts['seed'] == '0'
 
 

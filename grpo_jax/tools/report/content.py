@@ -42,7 +42,7 @@ def make_header(variants: Sequence[Variant], notes: Sequence[str]) -> dict[str, 
         'others': [variant.name for variant in variants[1:]],
         'verdict': text,
         'meaning': meaning,
-        'facts': list(facts(first)),
+        'facts': list(facts(first, [find_experiment(variant.runs[0])[1] for variant in variants])),
         'headings': headings if len(variants) > 1 or len(first.runs) > 1 else [],
         'table': rows,
         'diagnoses': causes_first(row for row in timeline(variants) if row['kind'] == 'diagnosis'),
@@ -54,11 +54,16 @@ def make_header(variants: Sequence[Variant], notes: Sequence[str]) -> dict[str, 
     }
 
 
-def facts(variant: Variant) -> Iterator[tuple[str, str]]:
-    """Yields (name, value) of a variant's experiment, main settings and pieces, and of its time, machine and code."""
+def facts(variant: Variant, presets: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields (name, value) of a variant's experiment, main settings and pieces, and of its time, machine and code.
+
+    presets: of all variants; with several, the pieces are named as this one's.
+    """
     run, seeds = variant.runs[0], [str(run.config.get('seed')) for run in variant.runs]
-    experiment, preset = find_experiment(run)
-    yield from (pair for pair in (('experiment', experiment), ('preset', preset)) if pair[1])
+    experiment, _ = find_experiment(run)
+    names = [*dict.fromkeys(filter(None, presets))]
+    yield from [('experiment', experiment)] * bool(experiment)
+    yield from [('presets' if len(names) > 1 else 'preset', ', '.join(names))] * bool(names)
     yield 'seeds' if len(seeds) > 1 else 'seed', ', '.join(seeds)
     own = {key: text for key, text in run.pieces.items() if 'sha256' in text}  # of the user's
     for name, keys in (FACTS | {key.removeprefix('algorithm.'): (key,) for key in own}).items():
@@ -75,7 +80,7 @@ def facts(variant: Variant) -> Iterator[tuple[str, str]]:
         if value and value not in NO_PIECE
     ]
     if pieces:
-        yield 'pieces', ', '.join(pieces)
+        yield f'pieces of {variant.name}' if len(names) > 1 else 'pieces', ', '.join(pieces)
     if time := count_time(run):
         yield 'time of all steps', time
     for entry in run.environment[:1]:

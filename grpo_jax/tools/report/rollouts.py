@@ -9,7 +9,7 @@ from typing import Any
 from grpo_jax.tools.report.read import Run, as_number, read_lines
 
 # key of a token's numbers in a dump -> key in the page
-NUMBERS = {'logprobs': 'l', 'entropy': 'e', 'old_logprobs': 'o', 'ref_logprobs': 'f'}
+NUMBERS = {'logprobs': 'l', 'entropy': 'e', 'old_logprobs': 'o', 'ref_logprobs': 'f', 'step_rewards': 's'}
 DIGITS = 4  # of a dump's numbers
 
 
@@ -46,14 +46,21 @@ def make_groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def make_row(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a completion with short keys, for JSON.
 
-    c text, r reward, v verdict, p parts, a advantage, n length, t truncated, k tokens; NUMBERS has the keys of numbers
-    by token. The text is left out when the tokens contain it, and a list without one entry for each token is left out.
+    c text, r reward, v verdict, w terms of the reward as [value, weight], p parts of a dump without weights, u what was
+    learned from in the place of the reward, a advantage, n length, t truncated, k tokens; NUMBERS has the keys of
+    numbers by token. The text is left out when the tokens contain it, and so is a list without one entry for each
+    token.
     """
     short: dict[str, Any] = {'r': _round_number(row.get('reward'))}
     if isinstance(row.get('correct'), bool):
         short['v'] = row['correct']
-    if isinstance(row.get('parts'), dict):
+    terms = row.get('terms')
+    if isinstance(terms, dict) and all(isinstance(term, list) and len(term) == 2 for term in terms.values()):
+        short['w'] = {str(name): [_round_number(value) for value in term] for name, term in terms.items()}
+    elif isinstance(row.get('parts'), dict):  # an older dump has no weights
         short['p'] = {str(name): _round_number(value) for name, value in row['parts'].items()}
+    if isinstance(row.get('learned_from'), list) and row['learned_from'] != ['reward']:
+        short['u'] = [str(name).replace('_', ' ') for name in row['learned_from']]
     tokens = row.get('tokens')
     if isinstance(tokens, list) and tokens and all(isinstance(token, str) for token in tokens):
         short['k'] = tokens

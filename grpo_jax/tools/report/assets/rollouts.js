@@ -91,6 +91,14 @@
     return chosen;
   }
 
+  // a term of the reward, [value, weight], or a part alone
+  function weighted(term) {
+    if (!Array.isArray(term)) return number(term);
+    const [value, weight] = term;
+    if (weight === 0) return `${number(value)}, not paid`;
+    return weight === 1 ? number(value) : `${number(weight)} \u00d7 ${number(value)}`;
+  }
+
   function card(row, place, view) {
     const verdict = {true: ['right', '\u2713 right'], false: ['wrong', '\u2717 wrong']}[row.v] ?? ['', 'not judged'];
     const head = make('div', {class: 'head'}, make('span', {class: `verdict-of ${verdict[0]}`, text: verdict[1]}));
@@ -101,10 +109,11 @@
     }
     head.append(make('span', {text: `${lengthOf(row)} ${row.n === undefined && !row.k ? 'characters' : 'tokens'}`}));
     if (row.t) head.append(make('span', {class: 'badge', text: 'truncated'}));
-    const parts = Object.entries(row.p ?? {});
-    const list = make('dl', {class: 'parts'}, ...parts.map(([name, value]) => make('div', {}, make('dt', {text: visible(name)}), make('dd', {text: number(value)}))));
+    if (row.u) head.append(make('span', {class: 'badge', text: `learned from ${visible(row.u.join(' and ')) || 'no reward'}`}));
+    const parts = Object.entries(row.w ?? row.p ?? {});
+    const list = make('dl', {class: 'parts'}, ...parts.map(([name, term]) => make('div', {}, make('dt', {text: visible(name)}), make('dd', {text: weighted(term)}))));
     const element = make('li', {class: 'completion', 'aria-label': `Completion ${place + 1}`}, head);
-    if (parts.length > 1 || (parts.length && parts[0][1] !== row.r)) element.append(list);
+    if (parts.length > 1 || (parts.length && weighted(parts[0][1]) !== number(row.r))) element.append(list);
     element.append(...Report.completion(row, view.coloring, view.scale));
     return element;
   }

@@ -20,6 +20,11 @@
       of: (row, i) => list(row, 'k') && (Array.isArray(row.a) ? row.a[i] : row.a),
       share: (value, scale) => spread(value / scale),
     },
+    step: {
+      label: 'reward of a step', diverging: true, ends: ['\u22121 or less', '1 or more'],
+      of: (row, i) => list(row, 's')?.[i],
+      share: (value) => spread(value),
+    },
     ratio: {
       label: 'ratio of the policy to the sampler', diverging: true, ends: ['0.74 or less', '1.35 or more'],
       of: (row, i) => {
@@ -48,7 +53,7 @@
   // the colourings that any of the rows has numbers for
   Report.available = (groups) => {
     const rows = groups.slice(0, 50).flatMap((group) => group.rows);
-    return Object.keys(COLORINGS).filter((name) => rows.some((row) => known(COLORINGS[name].of(row, 0))));
+    return Object.keys(COLORINGS).filter((name) => rows.some((row) => row.k?.some((_, i) => known(COLORINGS[name].of(row, i)))));
   };
 
   Report.advantageScale = (groups) => {
