@@ -34,6 +34,7 @@ from grpo_jax.sampler import Sampling
 from grpo_jax.sampler.engine import Engine
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding.compiled import Executable
+from grpo_jax.sharding.sides import move_rows
 from grpo_jax.types import Prompts, Rollout, TrainState
 
 logger = logging.getLogger('grpo_jax')
@@ -99,9 +100,9 @@ def make_decode_scorer(
             tokens[::group_size, :queries], prompt_mask[::group_size], ids, thinking=np.zeros(len(ids), bool)
         )
         given = np.where(mask, tokens[:, queries:], -1)
-        prompts, given = batches.put_rows((prompts, given), mesh)
+        prompts, given = batches.put_rows((prompts, given), engine.mesh)
         return {
-            name: engine(params, prompts, key, int(state.step), given=given).logprobs
+            name: move_rows(engine(params, prompts, key, int(state.step), given=given).logprobs, mesh)
             for name, params in policies.items()
         }
 

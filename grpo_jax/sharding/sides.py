@@ -1,0 +1,97 @@
+"""Two sides of a run on devices of their own: the learner on one mesh, the sampler on another.
+
+What crosses are the policy's weights, in the form in which the sampler reads them, and rollouts, as host arrays. Time
+decides nothing: weights cross where the schedule of the steps says so, and the side that is early waits.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import concurrent.futures
+import contextlib
+import threading
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import processes
+from grpo_jax.sharding import batches
+from grpo_jax.sharding import mesh as meshes
+
+
+class Sides:
+    """The learner's mesh and the sampler's, which share no device.
+
+    Programs of the sampler's mesh are dispatched by one thread at a time: two that talk across its devices must come in
+    one order on all of them.
+    """
+
+    def __init__(self, learner: Mesh, sampler: Mesh):
+        self.learner, self.sampler = learner, sampler
+        self._sampling = threading.RLock()
+        self._lasting: Any = None  # what move_once has moved
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, 'sampler')  # which comes with the first task
+
+    def move(self, tree: Any, target: Any) -> Any:
+        """The arrays of the learner's side on the sampler's, as soon as they are computed; returns at once.
+
+        target: a tree of abstract arrays with their shardings. The copies do not depend on the originals, whose memory
+        an update may take once this call has returned.
+        """
+        return jax.device_put(tree, jax.tree.map(lambda x: x.sharding, target))
+
+    def move_once(self, tree: Any, target: Any) -> Any:
+        """As move, for weights that no step changes: later calls return what the first one has moved."""
+        if self._lasting is None:
+            self._lasting = self.move(tree, target)
+        return self._lasting
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """A context in which this thread alone dispatches programs of the sampler's mesh; small arrays lie there."""
+        with self._sampling, jax.default_device(self.sampler.devices.flat[0]):
+            yield
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> concurrent.futures.Future:
+        """Starts function(*arguments) on the sampler's thread; calls run one after another, in the order of starts.
+
+        The Future's result() is that of the function, or raises its error. What the function reads of a TrainState must
+        be a copy, since an update takes the state's memory: weights that Engine.send has sent, and host arrays.
+        """
+        return self._thread.submit(function, *arguments)
+
+
+def make(section: Any, learner: Mesh) -> Sides | None:
+    """The Sides that config.mesh names; None where mesh.sampler is 0. The sampler has the last devices.
+
+    learner: the mesh of the other axes. Raises BadInput where mesh.sampler cannot work.
+    """
+    count, devices = section.get('sampler', 0), jax.devices()
+    if not count:
+        return None
+    if jax.process_count() > 1:
+        remedy = f'needs the devices of one process, and {jax.process_count()} train together; use 0'
+        raise BadInput('mesh.sampler', count, remedy)
+    if learner.size + count > len(devices):
+        remedy = f'is beside the {learner.size} of the other axes, and {len(devices)} devices are here; lower one'
+        raise BadInput('mesh.sampler', count, remedy)
+    return Sides(learner, make_sampler_mesh(learner, devices[-count:]))
+
+
+def make_sampler_mesh(learner: Mesh, devices: Sequence[Any]) -> Mesh:
+    """The mesh of a sampler on these devices: weights are cut along tensor as the learner's, and rows over data.
+
+    Raises BadInput where the learner's tensor size does not divide the number of devices.
+    """
+    tensor, count = learner.shape['tensor'], len(devices)
+    if count % tensor:
+        remedy = f'must be a multiple of mesh.tensor = {tensor}, since both sides cut weights alike'
+        raise BadInput('mesh.sampler', count, f'{remedy}; choose {count + -count % tensor}')
+    return meshes.arrange(devices, (count // tensor, 1, 1, tensor), meshes.count_slices(devices))
+
+
+def move_rows(tree: Any, mesh: Mesh) -> Any:
+    """Arrays over rows on the mesh: as they are where they lie on it, else by way of the host."""
+    if all(x.sharding.mesh == mesh for x in jax.tree.leaves(tree)):
+        return tree
+    return batches.put_rows(processes.fetch(tree), mesh)
