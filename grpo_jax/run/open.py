@@ -254,14 +254,14 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
     """
     section, devices = settings.mesh, meshes.devices_here()
     sizes, count = meshes.sizes_of(section), len(devices) - section.get('sampler', 0)
-    if count < 1:
-        remedy = f'leaves none of {len(devices)} devices to the learner; choose less, or 0'
-        raise BadInput('mesh.sampler', section.sampler, remedy)
     used = math.prod(sizes.values())
     if section.get('data', 1):
         if used < count:
             logger.warning('mesh: %d of %d devices; with mesh.data=0 the others are not idle', used, count)
         return settings
+    if count < 1:
+        remedy = f'leaves none of {len(devices)} devices to the learner; choose less, or 0'
+        raise BadInput('mesh.sampler', section.sampler, remedy)
     dealt = settings.dealt(labels=head)
     fits = make_mesh_check(model_config, settings.model.lora, settings.teacher.path, dealt)
     recorded, how = steering.recorded_mesh(workdir), 'chosen'
@@ -503,7 +503,7 @@ def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm
 
 
 def _check_sides(sides: Sides | None, algorithm: Algorithm, prompts: int):
-    """Raises BadInput for a sampler's mesh that has nothing to sample, or that `prompts` of a step do not fill evenly."""
+    """Raises BadInput for a sampler's mesh that has nothing to sample, or does not divide the `prompts` of a step."""
     if sides is None:
         return
     count, shards = sides.sampler.size, devices_along(sides.sampler, ROW_AXES)
@@ -512,7 +512,7 @@ def _check_sides(sides: Sides | None, algorithm: Algorithm, prompts: int):
         raise BadInput('mesh.sampler', count, remedy)
     if prompts % shards:
         near = max(n for n in range(1, shards) if prompts % n == 0) * count // shards
-        remedy = f'shares data.prompts_per_step = {prompts} among {shards} devices; choose {near}, or other prompts'
+        remedy = f'cannot share data.prompts_per_step = {prompts} evenly among {shards} devices; choose {near}'
         raise BadInput('mesh.sampler', count, remedy)
 
 

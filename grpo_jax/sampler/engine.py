@@ -28,6 +28,7 @@ from grpo_jax.sharding import batches, compiled
 from grpo_jax.sharding.sides import Sides
 from grpo_jax.types import Prompts, Rollout
 
+
 class Sent(NamedTuple):
     """A policy that `Engine.send` has sent to the sampler's devices."""
 
@@ -257,9 +258,9 @@ def make_sampler(
     """Makes an Engine, (params, Prompts, key, step) -> Rollout; a program is compiled when it is first needed.
 
     automata: what stops.make_automata returns, or stops.abstract_automata where nothing runs. block and segment replace
-    the numbers of the platform. sides: where the policy lies on another mesh than this one. Raises BadInput when the mesh
-    does not divide the prompts, when the cache's budget holds not even one group, or when rollout.kernels is 'on' and
-    kernels cannot decode.
+    the numbers of the platform. sides: where the policy lies on another mesh than this one. Raises BadInput when the
+    mesh does not divide the prompts, when the cache's budget holds not even one group, or when rollout.kernels is 'on'
+    and kernels cannot decode.
     """
     batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
     sizes, cache_format = choose_sizes(model_config, mesh, shapes, sampling, block, segment)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import concurrent.futures
 import contextlib
 import threading
+import time
 from typing import Any
 
 import jax
@@ -28,9 +29,10 @@ class Sides:
 
     def __init__(self, learner: Mesh, sampler: Mesh):
         self.learner, self.sampler = learner, sampler
-        self._sampling = threading.RLock()
         self._lasting: Any = None  # what move_once has moved
         self._thread = concurrent.futures.ThreadPoolExecutor(1, 'sampler')  # which comes with the first task
+        self._sampling, self._counting = threading.Lock(), threading.Lock()
+        self._busy, self._began, self._read = 0.0, 0.0, time.monotonic()  # began: 0 while nothing is sampled
 
     def move(self, tree: Any, target: Any) -> Any:
         """The arrays of the learner's side on the sampler's, as soon as they are computed; returns at once.
@@ -48,9 +50,23 @@ class Sides:
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        """A context in which this thread alone dispatches programs of the sampler's mesh; small arrays lie there."""
-        with self._sampling, jax.default_device(self.sampler.devices.flat[0]):
-            yield
+        """A context in which this thread alone dispatches programs of the sampler's mesh."""
+        with self._sampling:
+            self._began = time.monotonic()
+            try:
+                yield
+            finally:
+                with self._counting:
+                    self._busy, self._began = self._busy + time.monotonic() - self._began, 0.0
+
+    def read_clock(self) -> tuple[float, float]:
+        """(seconds since the last call, seconds of them in which a thread was in the context `sampling`)."""
+        with self._counting:
+            now = time.monotonic()
+            busy = self._busy + (now - self._began if self._began else 0.0)
+            passed, self._read, self._busy = now - self._read, now, 0.0
+            self._began = now if self._began else 0.0
+        return passed, busy
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> concurrent.futures.Future:
         """Starts function(*arguments) on the sampler's thread; calls run one after another, in the order of starts.
@@ -58,7 +74,13 @@ class Sides:
         The Future's result() is that of the function, or raises its error. What the function reads of a TrainState must
         be a copy, since an update takes the state's memory: weights that Engine.send has sent, and host arrays.
         """
-        return self._thread.submit(function, *arguments)
+
+        def run():
+            # else small arrays, like keys, would be made on the learner's first device, behind what it has to do
+            with jax.default_device(self.sampler.devices.flat[0]):
+                return function(*arguments)
+
+        return self._thread.submit(run)
 
 
 def make(section: Any, learner: Mesh) -> Sides | None:
