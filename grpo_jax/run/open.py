@@ -192,7 +192,7 @@ def open_config(
             chosen = check(open_mesh, settings, model.config, workdir, head)
             settings = settings if chosen is UNMADE else chosen
             mesh = check(meshes.make, chosen.mesh)
-        both = check(sides.make, settings.mesh, mesh)
+        both = check(sides.make, settings.mesh, mesh, jax.devices())
         check(specs.params, check(lora.policy_table, model.config, source.lora), mesh)  # an axis may not divide
         # else a checkpoint has the adapters
         if source.lora.path and not (checkpoint.steps(workdir) or (steered and steered.branch)):

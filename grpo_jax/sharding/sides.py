@@ -83,12 +83,12 @@ class Sides:
         return self._thread.submit(run)
 
 
-def make(section: Any, learner: Mesh) -> Sides | None:
-    """The Sides that config.mesh names; None where mesh.sampler is 0. The sampler has the last devices.
+def make(section: Any, learner: Mesh, devices: Sequence[Any]) -> Sides | None:
+    """The Sides that config.mesh names; None where mesh.sampler is 0. The sampler has the last of the devices.
 
-    learner: the mesh of the other axes. Raises BadInput where mesh.sampler cannot work.
+    learner: the mesh of the other axes, over the first devices. Raises BadInput where mesh.sampler cannot work.
     """
-    count, devices = section.get('sampler', 0), jax.devices()
+    count = section.get('sampler', 0)
     if not count:
         return None
     if jax.process_count() > 1:
@@ -109,7 +109,7 @@ def make_sampler_mesh(learner: Mesh, devices: Sequence[Any]) -> Mesh:
     if count % tensor:
         remedy = f'must be a multiple of mesh.tensor = {tensor}, since both sides cut weights alike'
         raise BadInput('mesh.sampler', count, f'{remedy}; choose {count + -count % tensor}')
-    return meshes.arrange(devices, (count // tensor, 1, 1, tensor), meshes.count_slices(devices))
+    return meshes.arrange(devices, (count // tensor, 1, 1, tensor))
 
 
 def move_rows(tree: Any, mesh: Mesh) -> Any:

@@ -205,4 +205,4 @@ def test_a_side_that_cannot_work_is_refused_in_a_line(config, tmp_path, changes,
 def test_several_processes_are_refused(config, tmp_path, monkeypatch):
     monkeypatch.setattr(jax, 'process_count', lambda: 2)
     with pytest.raises(BadInput, match=r'mesh\.sampler.*one process'):
-        sides.make({'fsdp': 4, 'sampler': 4}, meshes.arrange(jax.devices()[:4], (1, 4, 1, 1)))
+        sides.make({'sampler': 4}, meshes.arrange(jax.devices()[:4], (1, 4, 1, 1)), jax.devices())
