@@ -41,6 +41,8 @@ SMALL = [
 def start(workdir, *flags):
     # compiled as users' runs are, not as the rest of the suite
     environment = os.environ | {'XLA_FLAGS': '', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'}
+    if any(flag.startswith('--config.mesh') for flag in flags):
+        environment |= {'JAX_NUM_CPU_DEVICES': '4'}
     return subprocess.Popen(
         [
             sys.executable,
@@ -115,8 +117,10 @@ def test_two_kills_change_nothing(long, straight, tmp_path):
             *('--config.algorithm.advantage=prompt_moving_mean', '--config.data.options.count=12'),
             *('--config.collection.retire_above=0.2', '--config.collection.revisit=0.4'),
         ),
+        ('--config.mesh.data=1', '--config.mesh.fsdp=2', '--config.mesh.sampler=2'),
+        ('--config.mesh.data=2', '--config.mesh.sampler=2', '--config.model.lora.rank=2'),
     ],
-    ids=['adapters', 'history'],
+    ids=['adapters', 'history', 'two sides', 'two sides with adapters'],
 )
 def test_kills_of_a_run_that_keeps_more_change_nothing(long, flags, tmp_path):
     finish(tmp_path / 'kept', *flags)
