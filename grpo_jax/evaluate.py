@@ -118,7 +118,7 @@ def make_shapes(run: Run, group_size: int, prompts: int, sampling: Sampling | No
     sampling: of these prompts, in the place of the rollouts'. Their keys and values may take rollout.cache_gib. Without
     that limit they may take as much as a training step's rollout, and at least FREE_CACHE.
     """
-    training, mesh = run.settings, run.sampler_mesh
+    training, mesh = run.settings, run.sides.sampler if run.sides else run.mesh
     settings = training._replace(sampling=sampling or training.sampling)
 
     def cache_bytes(settings, count, size):

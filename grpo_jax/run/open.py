@@ -21,7 +21,7 @@ from grpo_jax.algorithms import Algorithm, pieces
 from grpo_jax.algorithms.checks import SECTIONS
 from grpo_jax.collect import policies
 from grpo_jax.collect.demonstrations import SFT
-from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
+from grpo_jax.collect.options import CollectOptions
 from grpo_jax.errors import NO_VALUE, UNMADE, BadInput, Checks
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.learner import ExtraMetrics, Optimizers, build_optimizer, learning_rates
@@ -38,11 +38,11 @@ from grpo_jax.run.steering import Steering
 from grpo_jax.run.writer import FILES
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.engine import Engine, make_sampler
-from grpo_jax.sharding import compiled, sides, specs
+from grpo_jax.sharding import compiled, specs
 from grpo_jax.sharding import mesh as meshes
-from grpo_jax.sharding.batches import Shapes, devices_along
+from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.mesh import ROW_AXES
-from grpo_jax.sharding.sides import Sides
+from grpo_jax.sharding.sides import Sides, make_sides
 from grpo_jax.text import during
 from grpo_jax.types import TrainState
 
@@ -75,13 +75,8 @@ class Run:
     mesh: jax.sharding.Mesh
     rewards: rewards.RewardFunctions
     workdir: str
-    contents: steering.Contents = steering.NO_CONTENTS  # of its data and the user's files, where it trains
     sides: Sides | None = None  # where mesh.sampler gives the sampler devices of its own
-
-    @property
-    def sampler_mesh(self) -> jax.sharding.Mesh:
-        """The mesh on which it samples."""
-        return self.sides.sampler if self.sides else self.mesh
+    contents: steering.Contents = steering.NO_CONTENTS  # of its data and the user's files, where it trains
 
 
 def open_training(
@@ -192,7 +187,7 @@ def open_config(
             chosen = check(open_mesh, settings, model.config, workdir, head)
             settings = settings if chosen is UNMADE else chosen
             mesh = check(meshes.make, chosen.mesh)
-        both = check(sides.make, settings.mesh, mesh, jax.devices())
+        both = check(make_sides, settings.mesh, mesh, jax.devices())
         check(specs.params, check(lora.policy_table, model.config, source.lora), mesh)  # an axis may not divide
         # else a checkpoint has the adapters
         if source.lora.path and not (checkpoint.steps(workdir) or (steered and steered.branch)):
@@ -201,8 +196,7 @@ def open_config(
         most = sys.maxsize if sampling is UNMADE else sampling.max_tokens  # which only shaping by length reads
         reward_functions = check(rewards.build, settings.rewards, most, functions)
         check(_check_model_path, changes, workdir, model.folder, source.random_init, steered)
-    settings = settings._replace(data=located, sampling=sampling)
-    return Run(settings, None, model, mesh, reward_functions, workdir, sides=both)
+    return Run(settings._replace(data=located, sampling=sampling), None, model, mesh, reward_functions, workdir, both)
 
 
 def _check_workdir(workdir):
@@ -259,13 +253,9 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
         if used < count:
             logger.warning('mesh: %d of %d devices; with mesh.data=0 the others are not idle', used, count)
         return settings
-    if count < 1:
-        remedy = f'leaves none of {len(devices)} devices to the learner; choose less, or 0'
-        raise BadInput('mesh.sampler', section.sampler, remedy)
     dealt = settings.dealt(labels=head)
     fits = make_mesh_check(model_config, settings.model.lora, settings.teacher.path, dealt)
     recorded, how = steering.recorded_mesh(workdir), 'chosen'
-    recorded = recorded and meshes.sizes_of(recorded)
     if used == 1 and recorded and math.prod(recorded.values()) == count and fits(recorded):
         sizes, how = recorded, f'as recorded in {workdir}'
     else:
@@ -281,8 +271,8 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
         how += f'; {idle} are idle' + (f': make {wrong} a multiple of {shards} to use them' if wrong else '')
     if count > 1 and processes.speaks():
         axes = ' x '.join(f'{axis} {size}' for axis, size in sizes.items() if size > 1)
-        beside = f'; {section.sampler} for the sampler' if count < len(devices) else ''
-        console.console.print(f'mesh: {axes or "one"} of {count} devices, {how}{beside}')
+        how += f'; {len(devices) - count} for the sampler' * (count < len(devices))
+        console.console.print(f'mesh: {axes or "one"} of {count} devices, {how}')
     return settings.with_mesh(sizes)
 
 
@@ -453,7 +443,7 @@ def open_algorithm(run: Run, algorithm: Algorithm, outer: Checks | None = None) 
             remedy = f'advantage {section.advantage} has no critic; use 0'
             check.keep(BadInput('algorithm.critic_warmup', section.critic_warmup, remedy))
         check(check_sizes, algorithm, run.mesh, shapes, learning)
-        check(_check_sides, run.sides, algorithm, settings.data.prompts_per_step)
+        check(policies.check_sides, run.sides, algorithm.source, settings.data.prompts_per_step)
         check(policies.check_decoded, learning, settings.sampling, settings.collection, algorithm)
         check(_check_allocation, settings.collection.allocation, learning.minibatches, section.weights, algorithm)
         sizes = {'group_size': shapes.group_size, 'prompts': shapes.prompts, 'updates': learning.updates}
@@ -500,20 +490,6 @@ def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm
             f'cuts the larger groups of collection.allocation={allocation!r} apart, and algorithm.weights={weights!r} '
             "averages over whole ones; use 1, or algorithm.weights='token_mean'",
         )
-
-
-def _check_sides(sides: Sides | None, algorithm: Algorithm, prompts: int):
-    """Raises BadInput for a sampler's mesh that has nothing to sample, or does not divide the `prompts` of a step."""
-    if sides is None:
-        return
-    count, shards = sides.sampler.size, devices_along(sides.sampler, ROW_AXES)
-    if algorithm.source in READ_FROM_DATA:
-        remedy = f'has nothing to do, since collection.source={algorithm.source} reads completions from the data; use 0'
-        raise BadInput('mesh.sampler', count, remedy)
-    if prompts % shards:
-        near = max(n for n in range(1, shards) if prompts % n == 0) * count // shards
-        remedy = f'cannot share data.prompts_per_step = {prompts} evenly among {shards} devices; choose {near}'
-        raise BadInput('mesh.sampler', count, remedy)
 
 
 def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunctions, algorithm: Algorithm):
@@ -598,12 +574,11 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
 
 def make_run_sampler(run: Run, shapes: Shapes, greedy: int = 0) -> Engine:
     """The sampler of a Run for these shapes, which decodes the last `greedy` completions of each prompt greedily."""
-    sampling, vocab_size = run.settings.sampling, run.model.config.vocab_size
+    sampling, vocab_size = run.settings.sampling._replace(greedy=greedy), run.model.config.vocab_size
     automata = stops.abstract_automata(sampling, vocab_size)  # only shapes, which do not depend on the tokenizer
     if run.model.tokenizer is not None:
         automata = stops.make_automata(sampling, run.model.tokenizer, vocab_size)
-    sampling = sampling._replace(greedy=greedy)
-    return make_sampler(run.model.config, run.sampler_mesh, shapes, sampling, automata, sides=run.sides)
+    return make_sampler(run.model.config, run.mesh, shapes, sampling, automata, sides=run.sides)
 
 
 def make_weights(run: Run) -> Any:

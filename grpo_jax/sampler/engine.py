@@ -258,10 +258,11 @@ def make_sampler(
     """Makes an Engine, (params, Prompts, key, step) -> Rollout; a program is compiled when it is first needed.
 
     automata: what stops.make_automata returns, or stops.abstract_automata where nothing runs. block and segment replace
-    the numbers of the platform. sides: where the policy lies on another mesh than this one. Raises BadInput when the
-    mesh does not divide the prompts, when the cache's budget holds not even one group, or when rollout.kernels is 'on'
-    and kernels cannot decode.
+    the numbers of the platform. sides: where the sampler has another mesh than the policy, whose this one is. Raises
+    BadInput when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when
+    rollout.kernels is 'on' and kernels cannot decode.
     """
+    mesh = sides.sampler if sides else mesh
     batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
     sizes, cache_format = choose_sizes(model_config, mesh, shapes, sampling, block, segment)
     spec = SamplerSpec(model_config, mesh, shapes, sampling, sizes, cache_format)

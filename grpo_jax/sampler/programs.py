@@ -535,8 +535,9 @@ class SamplerPrograms:
 
     def _spec_of(self, key):
         """The SamplerSpec of a program: on the learner's mesh where it sends to the sampler's."""
-        crosses = self.sides is not None and key == self._sender
-        return dataclasses.replace(self.spec, mesh=self.sides.learner) if crosses else self.spec
+        if self.sides is None or key != self._sender:
+            return self.spec
+        return dataclasses.replace(self.spec, mesh=self.sides.learner)
 
     def _make(self, key):
         """The Executable of a program; under `jax.disable_jit()` it calls the function as it is."""

@@ -83,7 +83,7 @@ class Sides:
         return self._thread.submit(run)
 
 
-def make(section: Any, learner: Mesh, devices: Sequence[Any]) -> Sides | None:
+def make_sides(section: Any, learner: Mesh, devices: Sequence[Any]) -> Sides | None:
     """The Sides that config.mesh names; None where mesh.sampler is 0. The sampler has the last of the devices.
 
     learner: the mesh of the other axes, over the first devices. Raises BadInput where mesh.sampler cannot work.

@@ -64,7 +64,7 @@ def test_a_rollout_is_that_of_one_mesh_bit_for_bit(tiny, axes, count, options):
     learner = meshes.arrange(jax.devices()[: np.prod(axes)], axes)
     own = sides.make_sampler_mesh(learner, jax.devices()[-count:])
     adapters = options.get('lora', lora.OFF)
-    apart, policy = make_engine(tiny[0], own, Sides(learner, own), **options), make_policy(tiny, learner, adapters)
+    apart, policy = make_engine(tiny[0], learner, Sides(learner, own), **options), make_policy(tiny, learner, adapters)
     expected, alone = sample(make_engine(tiny[0], own, **options), make_policy(tiny, own, adapters))
     rollout, stats = sample(apart, policy)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(rollout), jax.device_get(expected))
@@ -78,7 +78,7 @@ def test_of_adapters_a_second_crossing_sends_the_factors_alone(tiny, monkeypatch
     both, sent = Sides(learner, own), []
     move = both.move
     monkeypatch.setattr(both, 'move', lambda tree, target: sent.append(tree) or move(tree, target))
-    engine, policy = make_engine(tiny[0], own, both, lora=ADAPTERS), make_policy(tiny, learner, ADAPTERS)
+    engine, policy = make_engine(tiny[0], learner, both, lora=ADAPTERS), make_policy(tiny, learner, ADAPTERS)
     engine.send(policy)
     first = [jax.tree.leaves(tree) for tree in sent]
     engine.send(policy)
@@ -91,7 +91,7 @@ def test_an_update_may_take_the_policy_while_its_completions_are_sampled(tiny):
     learner = meshes.arrange(jax.devices()[:4], (1, 4, 1, 1))
     own = sides.make_sampler_mesh(learner, jax.devices()[4:])
     both = Sides(learner, own)
-    engine, policy = make_engine(tiny[0], own, both), make_policy(tiny, learner)
+    engine, policy = make_engine(tiny[0], learner, both), make_policy(tiny, learner)
     expected = jax.device_get(sample(engine, policy)[0])
     update = jax.jit(functools.partial(jax.tree.map, lambda x: x - 1), donate_argnums=0)
     began, go_on = threading.Event(), threading.Event()
@@ -156,7 +156,7 @@ def test_a_run_on_two_sides_is_that_of_one_mesh(config, tmp_path):
 
 def test_the_learners_mesh_is_chosen_over_what_the_sampler_leaves(config, tmp_path, capsys):
     opened = open_run(config(mesh__data=0, mesh__fsdp=1, mesh__sampler=4), str(tmp_path))
-    assert [*opened.mesh.devices.flat] == jax.devices()[:4] and {*opened.sampler_mesh.devices.flat} == {
+    assert [*opened.mesh.devices.flat] == jax.devices()[:4] and {*opened.sides.sampler.devices.flat} == {
         *jax.devices()[4:]
     }
     assert 'of 4 devices, chosen; 4 for the sampler' in capsys.readouterr().err
@@ -191,7 +191,7 @@ def test_twenty_steps_on_two_sides_are_those_of_one_mesh(long, config, tmp_path)
         (dict(mesh__sampler=5), ('beside the 4', '8 devices')),
         (dict(mesh__sampler=3), ('prompts_per_step = 4', '3 devices', 'choose 2')),
         (dict(mesh__fsdp=2, mesh__tensor=2, mesh__sampler=3), ('mesh.tensor = 2', 'choose 4')),
-        (dict(mesh__data=0, mesh__fsdp=1, mesh__sampler=8), ('none of 8 devices',)),
+        (dict(mesh__data=0, mesh__fsdp=1, mesh__sampler=8), ('beside the 1', '8 devices')),
         (dict(preset='sft', mesh__sampler=4), ('reads completions',)),
     ],
     ids=['devices', 'prompts', 'tensor', 'nothing left', 'nothing to sample'],
@@ -205,4 +205,4 @@ def test_a_side_that_cannot_work_is_refused_in_a_line(config, tmp_path, changes,
 def test_several_processes_are_refused(config, tmp_path, monkeypatch):
     monkeypatch.setattr(jax, 'process_count', lambda: 2)
     with pytest.raises(BadInput, match=r'mesh\.sampler.*one process'):
-        sides.make({'sampler': 4}, meshes.arrange(jax.devices()[:4], (1, 4, 1, 1)), jax.devices())
+        sides.make_sides({'sampler': 4}, meshes.arrange(jax.devices()[:4], (1, 4, 1, 1)), jax.devices())

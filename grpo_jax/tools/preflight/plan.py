@@ -32,9 +32,10 @@ from grpo_jax.run.open import (
 )
 from grpo_jax.run.settings import Settings
 from grpo_jax.sampler import schedule
-from grpo_jax.sharding import batches, chips, compiled, sides, specs
+from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import AXES, ROW_AXES
+from grpo_jax.sharding.sides import make_sides
 from grpo_jax.tools.preflight import topology
 
 MODELS = os.path.join(PACKAGE, 'configs', 'models')
@@ -183,7 +184,7 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
     settings = settings._replace(sampling=sampling)
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens)
-    both = sides.make(settings.mesh, mesh, all_devices)
+    both = make_sides(settings.mesh, mesh, all_devices)
     run = Run(settings, None, Model(model_config, None, folder), mesh, reward_functions, NOWHERE, sides=both)
     run = open_algorithm(run, make_algorithm(config))
     algorithm, shapes = run.algorithm, settings.step_shapes(run.algorithm)
