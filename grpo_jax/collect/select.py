@@ -55,7 +55,7 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     if not fields:
         automata = stops.make_automata(settings.sampling, model.tokenizer, model.config.vocab_size)
         at_once = draw_shapes(options, shapes, prompts_per_step)
-        engine = make_sampler(model.config, run.mesh, at_once, settings.sampling, automata, sides=run.sides)
+        engine = make_sampler(model.config, run.sides or run.mesh, at_once, settings.sampling, automata)
     drawer = Drawer(
         options, dataset, completions, engine, shapes,
         shapes.prompts if options.allocation == 'equal' else prompts_per_step,

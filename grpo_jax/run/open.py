@@ -578,7 +578,7 @@ def make_run_sampler(run: Run, shapes: Shapes, greedy: int = 0) -> Engine:
     automata = stops.abstract_automata(sampling, vocab_size)  # only shapes, which do not depend on the tokenizer
     if run.model.tokenizer is not None:
         automata = stops.make_automata(sampling, run.model.tokenizer, vocab_size)
-    return make_sampler(run.model.config, run.mesh, shapes, sampling, automata, sides=run.sides)
+    return make_sampler(run.model.config, run.sides or run.mesh, shapes, sampling, automata)
 
 
 def make_weights(run: Run) -> Any:

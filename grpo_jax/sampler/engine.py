@@ -246,23 +246,22 @@ def _fetch_ints(numbers):
 
 def make_sampler(
     model_config: transformer.ModelConfig,
-    mesh: jax.sharding.Mesh,
+    mesh: jax.sharding.Mesh | Sides,
     shapes: batches.Shapes,
     sampling: Sampling,
     automata: Mapping[str, Any],
     *,
     block: int | None = None,
     segment: int | None = None,
-    sides: Sides | None = None,
 ) -> Engine:
     """Makes an Engine, (params, Prompts, key, step) -> Rollout; a program is compiled when it is first needed.
 
-    automata: what stops.make_automata returns, or stops.abstract_automata where nothing runs. block and segment replace
-    the numbers of the platform. sides: where the sampler has another mesh than the policy, whose this one is. Raises
-    BadInput when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when
-    rollout.kernels is 'on' and kernels cannot decode.
+    mesh: of policy and sampler, or the Sides where they have one each. automata: what stops.make_automata returns, or
+    stops.abstract_automata where nothing runs. block and segment replace the numbers of the platform. Raises BadInput
+    when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when rollout.kernels
+    is 'on' and kernels cannot decode.
     """
-    mesh = sides.sampler if sides else mesh
+    mesh, sides = (mesh.sampler, mesh) if isinstance(mesh, Sides) else (mesh, None)
     batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts)
     sizes, cache_format = choose_sizes(model_config, mesh, shapes, sampling, block, segment)
     spec = SamplerSpec(model_config, mesh, shapes, sampling, sizes, cache_format)

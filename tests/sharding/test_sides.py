@@ -40,9 +40,9 @@ def make_policy(tiny, mesh, options=lora.OFF):
     return jax.tree.map(jax.device_put, params, shardings)
 
 
-def make_engine(c, mesh, both=None, **options):
+def make_engine(c, mesh, **options):
     sampling = sampler.Sampling(1.0, SHAPES.tokens, STOPS, 0)._replace(**options)
-    return make_sampler(c, mesh, SHAPES, sampling, {}, block=4, segment=5, sides=both)
+    return make_sampler(c, mesh, SHAPES, sampling, {}, block=4, segment=5)
 
 
 def sample(engine, policy, seed=3):
@@ -64,7 +64,7 @@ def test_a_rollout_is_that_of_one_mesh_bit_for_bit(tiny, axes, count, options):
     learner = meshes.arrange(jax.devices()[: np.prod(axes)], axes)
     own = sides.make_sampler_mesh(learner, jax.devices()[-count:])
     adapters = options.get('lora', lora.OFF)
-    apart, policy = make_engine(tiny[0], learner, Sides(learner, own), **options), make_policy(tiny, learner, adapters)
+    apart, policy = make_engine(tiny[0], Sides(learner, own), **options), make_policy(tiny, learner, adapters)
     expected, alone = sample(make_engine(tiny[0], own, **options), make_policy(tiny, own, adapters))
     rollout, stats = sample(apart, policy)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(rollout), jax.device_get(expected))
@@ -78,7 +78,7 @@ def test_of_adapters_a_second_crossing_sends_the_factors_alone(tiny, monkeypatch
     both, sent = Sides(learner, own), []
     move = both.move
     monkeypatch.setattr(both, 'move', lambda tree, target: sent.append(tree) or move(tree, target))
-    engine, policy = make_engine(tiny[0], learner, both, lora=ADAPTERS), make_policy(tiny, learner, ADAPTERS)
+    engine, policy = make_engine(tiny[0], both, lora=ADAPTERS), make_policy(tiny, learner, ADAPTERS)
     engine.send(policy)
     first = [jax.tree.leaves(tree) for tree in sent]
     engine.send(policy)
@@ -91,7 +91,7 @@ def test_an_update_may_take_the_policy_while_its_completions_are_sampled(tiny):
     learner = meshes.arrange(jax.devices()[:4], (1, 4, 1, 1))
     own = sides.make_sampler_mesh(learner, jax.devices()[4:])
     both = Sides(learner, own)
-    engine, policy = make_engine(tiny[0], learner, both), make_policy(tiny, learner)
+    engine, policy = make_engine(tiny[0], both), make_policy(tiny, learner)
     expected = jax.device_get(sample(engine, policy)[0])
     update = jax.jit(functools.partial(jax.tree.map, lambda x: x - 1), donate_argnums=0)
     began, go_on = threading.Event(), threading.Event()
