@@ -18,6 +18,7 @@ from grpo_jax.run.open import make_algorithm
 from grpo_jax.tools.preflight.plan import change_config
 from grpo_jax.types import Example
 from tests import tiny_run
+from tests.diagnose.streams import MUST
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'golden', 'healthy')
 LABS = 'grpo_jax.configs.labs.'
@@ -132,6 +133,27 @@ def test_a_monitor_speaks_in_its_lab_or_waits_there_and_sees_nothing_with_the_re
     lab = lab_of(name)
     plain, remedied = lab.get_config(), change_config(lab.get_config(), lab.REMEDY)
     assert name in seen(labs(plain), plain)
+    assert name not in seen(labs(remedied), remedied)
+
+
+def printed(name, rows, config):
+    """{key: value} of the flags that a monitor prints for rows of a run."""
+    diagnosis = diagnose.MONITORS[name].judge(rows, diagnose.Context.from_config(config))
+    return {key: literal(text) for key, text in diagnose.overrides(diagnosis.remedy).items()}
+
+
+@pytest.mark.parametrize('name', ['low_diversity', 'noisy_advantages'])
+def test_the_flags_that_a_monitor_prints_are_the_remedy_of_its_lab(name):
+    lab = lab_of(name)
+    assert printed(name, MUST[name][0].rows, lab.get_config()) == lab.REMEDY
+
+
+@pytest.mark.parametrize('name', ['low_diversity', 'noisy_advantages', 'unverified_reward'])
+def test_the_flags_that_a_monitor_prints_in_its_lab_mend_it(name, long, labs):
+    config, monitor = lab_of(name).get_config(), diagnose.MONITORS[name]
+    rows, context = tiny_run.rows(labs(config)), diagnose.Context.from_config(config)
+    speaks = next(n for n in range(len(rows) + 1) if monitor.judge(rows[:n], context))
+    remedied = change_config(lab_of(name).get_config(), printed(name, rows[:speaks], config))
     assert name not in seen(labs(remedied), remedied)
 
 
