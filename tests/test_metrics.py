@@ -75,6 +75,10 @@ EVERYTHING = {  # of one run: a cold start, adapters, resampling, prompts that r
     'collection__max_draws': 2,
     'log__probe_every': 10,
 }
+WAITING = dict(
+    preset='grpo', steps=1, evaluation__prompts=2, evaluation__samples=1, reward__length_shaping='overlong',
+    reward__length_shaping_weight=0.1, collection__in_flight=2, algorithm__correction='truncated', mesh__sampler=1,
+)  # fmt: skip
 UPDATES = {  # whose updates have other names, which are known without compiling them
     'a critic': dict(preset='ppo'),
     'padded': dict(preset='dr_grpo', learner__pack_columns=0),
@@ -119,6 +123,10 @@ def written(tmp_path_factory):
     teacher = small_model.write_drawn(folder / 'teacher', seed=5)
     for changes in (*UPDATES.values(), dict(preset='opd', teacher__path=teacher)):
         names['metrics.jsonl'] |= names_of_update(changes, folder / 'other')
+    # of rows that go on, of rewards by length, and of a sampler with a device of its own
+    train.run(tiny_run.config(**WAITING), str(folder / 'waiting'))
+    for file in ('metrics.jsonl', 'timings.jsonl'):
+        names[file] |= {name for row in tiny_run.rows(folder / 'waiting', file) for name in row} - {'step'}
     names['metrics.jsonl'] |= set(count_sizes(np.ones(1, int)))  # of groups of several sizes
     names['evaluations.jsonl'] |= names_of_figures()
     return names

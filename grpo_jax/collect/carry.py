@@ -39,7 +39,7 @@ def make_carry(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, T
         dealt = [groups[place] for place in order]
         own = [examples[group.index] for group in dealt]
         stream = rewards.RewardStream(
-            drawer.reward_functions._replace(tolerant=step > 0), own, size, drawer.tokenizer, sampling.stop_tokens
+            drawer.reward_functions._replace(step=step), own, size, drawer.tokenizer, sampling.stop_tokens
         )
         aged = np.array([0 < options.max_age <= step - group.since for group in dealt])
 

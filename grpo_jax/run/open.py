@@ -575,10 +575,7 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
 
 
 def make_run_sampler(run: Run, shapes: Shapes, greedy: int = 0, carried: int = 0) -> Engine:
-    """The sampler of a Run for these shapes, which decodes the last `greedy` completions of each prompt greedily.
-
-    carried: as of make_sampler.
-    """
+    """The sampler of a Run for these shapes, see make_sampler; the last `greedy` completions of a prompt are greedy."""
     sampling, vocab_size = run.settings.sampling._replace(greedy=greedy), run.model.config.vocab_size
     automata = stops.abstract_automata(sampling, vocab_size)  # only shapes, which do not depend on the tokenizer
     if run.model.tokenizer is not None:

@@ -404,10 +404,9 @@ def _resume_rows(spec, key, weights, rollout_state, length):
 @_per_shard((SAME, ROWS, SAME), BATCH)
 def _open_carried(spec, key, weights, rollout_state, length):
     """The DecodeBatch of all rows of a shard; the rows of its first prompts may have tokens of earlier steps."""
-    sizes, options = (key.prompts, spec.schedule.carried, key.columns[0]), spec.sampling
-    return state.open_carried(
-        weights, rollout_state, length, spec.model_config, options, spec.cache_format, sizes, spec.attend_by
-    )
+    sizes, config = (key.prompts, spec.schedule.carried, key.columns[0]), spec.model_config
+    rule = spec.sampling, spec.cache_format, sizes, spec.attend_by
+    return state.open_carried(weights, rollout_state, length, config, *rule)
 
 
 @_per_shard((BATCH, ROWS, SAME), (BATCH, ROWS, ROWS))
