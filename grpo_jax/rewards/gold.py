@@ -68,6 +68,8 @@ def check_labels(reward_functions: RewardFunctions, name: str):
                 raise BadInput(f'{key}.labels', service.labels, remedy) from None
             texts, labels = [*texts, text], [*labels, label]
             examples.append(Example(prompt, str(row.pop('answer', '')), number, row))
+    if not labels:
+        raise BadInput(f'{key}.labels', service.labels, "has no rows; give some, or ''")
     outcomes = judge_at_once(reward_functions, part, texts, examples, [False] * len(texts))
     values = [np.nan if isinstance(o.value, Exception) or o.value is None else o.value for o in outcomes]
     errors = np.abs(np.array(values) - labels)

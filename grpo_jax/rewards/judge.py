@@ -54,12 +54,12 @@ def check(*, service: remote.Service, judging: Judging):
     with contextlib.suppress(ValueError, RecursionError):
         body = json.loads(judging.body)
     wrong = {
-        'rubric': '{completion}' not in judging.rubric and 'must have {completion}, where the text is to stand',
-        'low': judging.low >= judging.high and f'must be below high, which is {judging.high:g}',
-        'body': not isinstance(body, dict) and 'must be a JSON object, like {"seed": 1}',
+        'rubric': ('{completion}' not in judging.rubric, 'must have {completion}, where the text is to stand'),
+        'low': (judging.low >= judging.high, f'must be below high, which is {judging.high:g}'),
+        'body': (not isinstance(body, dict), 'must be a JSON object, like {"seed": 1}'),
     }
-    for option, remedy in wrong.items():
-        if remedy:
+    for option, (is_wrong, remedy) in wrong.items():
+        if is_wrong:
             raise BadInput(f'reward.options.judge.{option}', getattr(judging, option), remedy)
 
 

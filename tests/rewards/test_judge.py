@@ -424,6 +424,9 @@ def test_labelled_rows_that_cannot_be_read_are_refused(tmp_path):
     with serving() as service, build(service, tmp_path, labels=path) as functions:
         with pytest.raises(BadInput, match='line 2 has no prompt, completion and label'):
             gold.check(functions, [QUESTION])
+        labelled(tmp_path / 'labels.jsonl', [])
+        with pytest.raises(BadInput, match=r'labels\.jsonl.*has no rows'):
+            gold.check(functions, [QUESTION])
 
 
 # a service of rewards
