@@ -24,7 +24,6 @@ from grpo_jax.run.steering import value_of
 from grpo_jax.tools.preflight.plan import change_config
 from grpo_jax.types import Example
 from tests import doc_examples, tiny_run
-from tests.diagnose.streams import MUST
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'golden', 'healthy')
 LABS = 'grpo_jax.configs.labs.'
@@ -209,27 +208,6 @@ def test_what_a_lab_prints_is_what_the_lab_applies_and_the_monitor_is_silent_aft
         right = [row['reward/numeric'] for row in rows]
         spoke = tiny_run.rows(labs(lab.get_config()))[diagnosis.step]['reward/numeric']
         assert sum(right[-3:]) / 3 > spoke + 0.05
-
-
-def printed_values(name, rows, config):
-    """{key: value} of the flags that a monitor prints for rows of a run."""
-    diagnosis = diagnose.MONITORS[name].judge(rows, diagnose.Context.from_config(config))
-    return {key: literal(text) for key, text in diagnose.overrides(diagnosis.remedy).items()}
-
-
-@pytest.mark.parametrize('name', ['low_diversity', 'noisy_advantages'])
-def test_the_flags_that_a_monitor_prints_are_the_remedy_of_its_lab(name):
-    lab = lab_of(name)
-    assert printed_values(name, MUST[name][0].rows, lab.get_config()) == lab.REMEDY
-
-
-@pytest.mark.parametrize('name', ['low_diversity', 'noisy_advantages', 'unverified_reward'])
-def test_the_flags_that_a_monitor_prints_in_its_lab_mend_it(name, long, labs):
-    config, monitor = lab_of(name).get_config(), diagnose.MONITORS[name]
-    rows, context = tiny_run.rows(labs(config)), diagnose.Context.from_config(config)
-    speaks = next(n for n in range(len(rows) + 1) if monitor.judge(rows[:n], context))
-    remedied = change_config(lab_of(name).get_config(), printed_values(name, rows[:speaks], config))
-    assert name not in seen(labs(remedied), remedied)
 
 
 def healthy(seed):
