@@ -75,10 +75,18 @@ EVERYTHING = {  # of one run: a cold start, adapters, resampling, prompts that r
     'collection__max_draws': 2,
     'log__probe_every': 10,
 }
-WAITING = dict(
-    preset='grpo', steps=1, evaluation__prompts=2, evaluation__samples=1, reward__length_shaping='overlong',
-    reward__length_shaping_weight=0.1, reward__options__overlong__margin=4, collection__in_flight=2, algorithm__correction='truncated', mesh__sampler=1,
-)  # fmt: skip
+WAITING = {
+    'preset': 'grpo',
+    'steps': 1,
+    'evaluation__prompts': 2,
+    'evaluation__samples': 1,
+    'reward__length_shaping': 'overlong',
+    'reward__length_shaping_weight': 0.1,
+    'reward__options__overlong__margin': 4,
+    'collection__in_flight': 2,
+    'algorithm__correction': 'truncated',
+    'mesh__sampler': 1,
+}
 UPDATES = {  # whose updates have other names, which are known without compiling them
     'a critic': dict(preset='ppo'),
     'padded': dict(preset='dr_grpo', learner__pack_columns=0),
