@@ -161,7 +161,7 @@ class Shell:
         signals = self._stack.enter_context(contextlib.ExitStack())
         listening = signals.enter_context(Signals(settings.log.hang_after))
         return Loop(
-            _Parts(writer, dropped, monitors, trace, listening, signals.close, on_step, _make_dump(run)),
+            _Parts(writer, dropped, monitors, trace, listening, signals.close, on_step, make_dump(run)),
             self,
             self._workdir,
             settings.log.rollouts,
@@ -235,7 +235,7 @@ class _Parts(NamedTuple):
     dump: Callable[..., list[dict[str, Any]]]  # (draw, rewarded, experience) -> rows of a dump
 
 
-def _make_dump(run):
+def make_dump(run):
     """A function (draw, rewarded, experience) -> rows of a Run's dump, each with what was learned from."""
 
     def dump(draw, rewarded, experience):
