@@ -235,11 +235,7 @@ class _Parts(NamedTuple):
     dump: Callable[..., list[dict[str, Any]]]  # (draw, rewarded, experience) -> rows of a dump
 
 
-<<<<<<< HEAD
 def make_dump(run: Any) -> Callable[[Draw, Rewards, Experience], list[dict[str, Any]]]:
-=======
-def make_dump(run):
->>>>>>> remedies
     """A function (draw, rewarded, experience) -> rows of a Run's dump, each with what was learned from."""
 
     def dump(draw, rewarded, experience):
