@@ -143,4 +143,5 @@ def test_preflight_plans_a_run_of_rows(tmp_path):
     run, _ = opened(tmp_path / 'run', ROWS)
     make_workdir(run, 0)
     recorded = config_file.read_recorded(str(tmp_path / 'run'), trust=False)
+    recorded.mesh.update(data=0)
     assert plan.make(recorded, 'v5e:2x2').shapes.prompts == 4
