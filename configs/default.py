@@ -125,6 +125,7 @@ def get_config(preset='grpo'):
     config.mesh.fsdp = 1                 # devices that share the rows, each with a part of the weights; 1: not cut
     config.mesh.context = 1              # devices that share the columns of a row; 1: not cut
     config.mesh.tensor = 1               # devices that share the heads and the width of the mlp; 1: not cut
+    config.mesh.sampler = 0              # devices beside these on which the sampler has a mesh of its own ...
     config.diagnose.on = 'say'           # what a diagnosis does: say; save, which also writes a checkpoint; stop; off
     config.log.rollouts = 10             # steps between dumps of completions; 0: never; the last ...
     config.log.trackers = ()             # besides the files and TensorBoard: wandb, trackio

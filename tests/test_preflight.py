@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from grpo_jax.sampler import schedule, stops
 from grpo_jax.sharding import chips, compiled
 from grpo_jax.tools.preflight import __main__ as preflight
 from grpo_jax.tools.preflight import advice, compiler, flops, plan, report, scale, topology, verdict
+from grpo_jax.types import map_table
 from tests import family_model, tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -721,3 +723,38 @@ def test_bad_topologies_and_meshes_end_with_status_2(libtpu):
         plan.make(tiny_run.config(mesh__fsdp=3), 'v5e:2x2')
     done = command('--config.mesh.fsdp=3', '--at_once=1')  # in one process
     assert done.returncode == 2 and 'nearest that fits' in done.stderr and 'Traceback' not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('rank', [0, 2])
+def test_a_side_of_its_own_keeps_no_state_and_is_sent_weights(slices, rank):
+    options = dict(mesh__data=1, mesh__fsdp=4, model__lora__rank=rank)
+    one = plan.make(tiny_run.config(**options), 'v5e:2x2')
+    two = plan.make(tiny_run.config(**options, mesh__sampler=4), 'v5e:2x4')
+    assert two.mesh.size == two.engine.mesh.size == 4 and not {*two.mesh.devices.flat} & {*two.engine.mesh.devices.flat}
+    jobs, held = plan.list_jobs(two)
+    own = {job.name: job for job in jobs if job.phase in ('rollout', 'evaluation')}
+    learner = own.pop('rollout: adapters' if rank else 'rollout: weights')
+    frozen = compiled.device_bytes(lora.split(two.engine.programs.spec.abstract_params)[1] or ())
+    assert all('state' not in job.holds and job.alive <= frozen + sum(held.values()) for job in own.values())
+    assert learner.alive == one.state_bytes()[0] - one.state_bytes()[1]
+    # weights whole on each chip; of adapters the float32 factors alone: 7 matrices, 2 layers
+    assert two.crossing_bytes() == (held['weights'] if not rank else sum_of_factors(two)) > one.crossing_bytes() == 0
+    same = {job.name for job in plan.list_jobs(one)[0]}
+    assert {job.name for job in jobs} == same | ({'rollout: adapters'} if rank else set())
+
+
+def sum_of_factors(planned):
+    table = lora.policy_table(planned.run.model.config, planned.run.settings.model.lora)
+    return 4 * sum(jax.tree.leaves(map_table(lambda _, param: math.prod(param.shape), lora.split(table)[0])))
+
+
+@pytest.mark.parametrize('topology', ['v5e:2x4', 'v5e:4x4', 'v6e:4x4'])
+def test_both_sides_compile_on_halves_of_a_slice(libtpu, long, tmp_path, topology):
+    half = 4 if topology == 'v5e:2x4' else 8
+    flags = [f'--cache={tmp_path}', '--json=-', f'--config.mesh.fsdp={half}', f'--config.mesh.sampler={half}']
+    done = command(*flags, topology=topology)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    names = [program['name'] for program in found['programs']]
+    assert {'learner.update', 'rollout: weights', 'rollout: finish'} <= {*names} and found['sampler_devices'] == half
+    assert any(name.startswith('rollout: decode') for name in names) and found['fits'] and found['crossing_bytes'] > 1e5

@@ -41,6 +41,8 @@ SMALL = [
 def start(workdir, *flags):
     # compiled as users' runs are, not as the rest of the suite
     environment = os.environ | {'XLA_FLAGS': '', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0'}
+    if any(flag.startswith('--config.mesh') for flag in flags):
+        environment |= {'JAX_NUM_CPU_DEVICES': '4'}
     return subprocess.Popen(
         [
             sys.executable,
@@ -122,8 +124,10 @@ CARRIED = '--config.rollout.max_tokens=160', '--config.algorithm.correction=trun
         (*CARRIED, '--config.collection.in_flight=4'),
         (*CARRIED, '--config.collection.staleness=2'),
         (*CARRIED, '--config.collection.in_flight=4', '--config.collection.staleness=1'),
+        ('--config.mesh.data=1', '--config.mesh.fsdp=2', '--config.mesh.sampler=2'),
+        ('--config.mesh.data=2', '--config.mesh.sampler=2', '--config.model.lora.rank=2'),
     ],
-    ids=['adapters', 'history', 'carried', 'stale', 'both'],
+    ids=['adapters', 'history', 'carried', 'stale', 'both', 'two sides', 'two sides with adapters'],
 )
 def test_kills_of_a_run_that_keeps_more_change_nothing(long, flags, tmp_path):
     finish(tmp_path / 'kept', *flags)

@@ -25,6 +25,7 @@ from grpo_jax.learner.programs import fetch_reference
 from grpo_jax.sampler.engine import Engine, Stats
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sharding import batches
+from grpo_jax.sharding.sides import move_rows
 from grpo_jax.text import completion_text
 from grpo_jax.types import Prompts, Rollout, TrainState
 
@@ -148,9 +149,10 @@ class Drawer:
             reward_functions, examples, self.shapes.group_size, self.tokenizer, self.sampling.stop_tokens
         )
         rollout, stats = self.engine.sample(
-            params, batches.put_rows(prompts, self.mesh).replace(first=first), key, int(state.step),
+            params, batches.put_rows(prompts, self.engine.mesh).replace(first=first), key, int(state.step),
             finished=stream.add, progress=progress,
         )  # fmt: skip
+        rollout = move_rows(rollout, self.mesh)  # with mesh.sampler it lies on other devices
         finish = functools.cache(lambda: processes.gather_rows(stream.rows, stream.results()))
         return Draw(examples, rollout, finish, stats=stats, streams=[stream])
 

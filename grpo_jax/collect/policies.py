@@ -34,6 +34,8 @@ from grpo_jax.sampler import Sampling
 from grpo_jax.sampler.engine import Engine
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding.compiled import Executable
+from grpo_jax.sharding.mesh import ROW_AXES
+from grpo_jax.sharding.sides import Sides, move_rows
 from grpo_jax.types import Prompts, Rollout, TrainState
 
 logger = logging.getLogger('grpo_jax')
@@ -99,9 +101,9 @@ def make_decode_scorer(
             tokens[::group_size, :queries], prompt_mask[::group_size], ids, thinking=np.zeros(len(ids), bool)
         )
         given = np.where(mask, tokens[:, queries:], -1)
-        prompts, given = batches.put_rows((prompts, given), mesh)
+        prompts, given = batches.put_rows((prompts, given), engine.mesh)
         return {
-            name: engine(params, prompts, key, int(state.step), given=given).logprobs
+            name: move_rows(engine(params, prompts, key, int(state.step), given=given).logprobs, mesh)
             for name, params in policies.items()
         }
 
@@ -128,6 +130,23 @@ def check_decoded(learning: Learning, sampling: Sampling, options: CollectOption
                 'decode',
                 f"is for rollouts that the policy samples in one go, without int8; use 'forward', or change {setting}",
             )
+
+
+def check_sides(sides: Sides | None, source: str, prompts: int) -> None:
+    """Raises BadInput for a sampler's mesh that has nothing to sample, or does not divide the `prompts` of a step.
+
+    sides: None where the sampler has no mesh of its own. source: collection.source.
+    """
+    if sides is None:
+        return
+    count, shards = sides.sampler.size, batches.devices_along(sides.sampler, ROW_AXES)
+    if source in READ_FROM_DATA:
+        remedy = f'has nothing to do, since collection.source={source} reads completions from the data; use 0'
+        raise BadInput('mesh.sampler', count, remedy)
+    if prompts % shards:
+        near = max(n for n in range(1, shards) if prompts % n == 0) * count // shards
+        remedy = f'cannot share data.prompts_per_step = {prompts} evenly among {shards} devices; choose {near}'
+        raise BadInput('mesh.sampler', count, remedy)
 
 
 class Teacher(NamedTuple):

@@ -56,7 +56,8 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     if not fields:
         automata = stops.make_automata(settings.sampling, model.tokenizer, model.config.vocab_size)
         at_once = draw_shapes(options, shapes, prompts_per_step)
-        engine = make_sampler(model.config, run.mesh, at_once, settings.sampling, automata, carried=options.in_flight)
+        mesh = run.sides or run.mesh
+        engine = make_sampler(model.config, mesh, at_once, settings.sampling, automata, carried=options.in_flight)
     drawer = Drawer(
         options, dataset, completions, engine, shapes,
         shapes.prompts if options.allocation == 'equal' else prompts_per_step,

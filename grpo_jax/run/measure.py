@@ -25,6 +25,7 @@ from grpo_jax.types import Experience, Rollout, map_table
 NGRAM, LEAST = 4, 8  # tokens of a phrase that is counted; fewest tokens of a repetitive completion
 QUARTERS = ('quarter', 'half', 'three_quarters', 'all')  # upper ends of the pass rates between 0 and 1
 MIXED = 0.1  # a completion mixes languages when a larger share of its letters is not in its most frequent script
+LEARNING = ('reward', 'observe', 'update')  # stages in which the learner's devices have work
 ALIKE = {'kana': 'han'}  # {script: a script that the same language uses with it}
 
 
@@ -43,7 +44,8 @@ def make_speeds(run: Any) -> Callable[[Draw, Mapping[str, float]], dict[str, flo
     """A function (draw, {stage: seconds}) -> {name: number} of a Run's step; all processes must call it.
 
     The numbers are the sampler's speed, seconds of computing rewards, MiB of host memory, and learner/mfu (FLOPs of the
-    update per second / the chips' peak) where the chip is known.
+    update per second / the chips' peak) where the chip is known; with mesh.sampler also how long each side was at work
+    since the last step, and how long not.
     """
     learning, algorithm = run.settings.learning, run.algorithm
     group_size = run.settings.step_shapes(algorithm).group_size
@@ -54,6 +56,9 @@ def make_speeds(run: Any) -> Callable[[Draw, Mapping[str, float]], dict[str, flo
         if draw.stats is not None:
             speed |= sampler_speed(draw.stats, chip)
             speed['reward/seconds'] = sum(stream.seconds for stream in draw.streams)
+        if run.sides is not None:
+            passed, sampling = run.sides.read_clock()
+            speed |= sides_speed(passed, sampling, sum(seconds.get(stage, 0.0) for stage in LEARNING))
         if chip is None or not chip.flops:
             return speed
         masks = processes.fetch((draw.rollout.prompt_mask, draw.rollout.completion_mask))
@@ -241,6 +246,13 @@ def sampler_speed(stats: Stats, chip: chips.Chip | None) -> dict[str, float]:
     if chip:
         speed['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
     return speed
+
+
+def sides_speed(passed: float, sampling: float, learning: float) -> dict[str, float]:
+    """Seconds in which each side was at work and was not, of `passed` seconds."""
+    busy = {'sampler': sampling, 'learner': min(learning, passed)}
+    gaps = {f'{side}/gap_seconds': passed - seconds for side, seconds in busy.items()}
+    return {f'{side}/busy_seconds': seconds for side, seconds in busy.items()} | gaps
 
 
 def update_operations(

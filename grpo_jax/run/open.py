@@ -42,6 +42,7 @@ from grpo_jax.sharding import compiled, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.batches import Shapes
 from grpo_jax.sharding.mesh import ROW_AXES
+from grpo_jax.sharding.sides import Sides, make_sides
 from grpo_jax.text import during
 from grpo_jax.types import TrainState
 
@@ -74,6 +75,7 @@ class Run:
     mesh: jax.sharding.Mesh
     rewards: rewards.RewardFunctions
     workdir: str
+    sides: Sides | None = None  # where mesh.sampler gives the sampler devices of its own
     contents: steering.Contents = steering.NO_CONTENTS  # of its data and the user's files, where it trains
 
 
@@ -185,6 +187,7 @@ def open_config(
             chosen = check(open_mesh, settings, model.config, workdir, head)
             settings = settings if chosen is UNMADE else chosen
             mesh = check(meshes.make, chosen.mesh)
+        both = check(make_sides, settings.mesh, mesh, jax.devices())
         check(specs.params, check(lora.policy_table, model.config, source.lora), mesh)  # an axis may not divide
         # else a checkpoint has the adapters
         if source.lora.path and not (checkpoint.steps(workdir) or (steered and steered.branch)):
@@ -193,7 +196,7 @@ def open_config(
         most = sys.maxsize if sampling is UNMADE else sampling.max_tokens  # which only shaping by length reads
         reward_functions = check(rewards.build, settings.rewards, most, functions)
         check(_check_model_path, changes, workdir, model.folder, source.random_init, steered)
-    return Run(settings._replace(data=located, sampling=sampling), None, model, mesh, reward_functions, workdir)
+    return Run(settings._replace(data=located, sampling=sampling), None, model, mesh, reward_functions, workdir, both)
 
 
 def _check_workdir(workdir):
@@ -244,7 +247,7 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
     open_config.
     """
     section, devices = settings.mesh, meshes.devices_here()
-    sizes, count = meshes.sizes_of(section), len(devices)
+    sizes, count = meshes.sizes_of(section), len(devices) - section.get('sampler', 0)
     used = math.prod(sizes.values())
     if section.get('data', 1):
         if used < count:
@@ -268,6 +271,7 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
         how += f'; {idle} are idle' + (f': make {wrong} a multiple of {shards} to use them' if wrong else '')
     if count > 1 and processes.speaks():
         axes = ' x '.join(f'{axis} {size}' for axis, size in sizes.items() if size > 1)
+        how += f'; {len(devices) - count} for the sampler' * (count < len(devices))
         console.console.print(f'mesh: {axes or "one"} of {count} devices, {how}')
     return settings.with_mesh(sizes)
 
@@ -439,6 +443,7 @@ def open_algorithm(run: Run, algorithm: Algorithm, outer: Checks | None = None) 
             remedy = f'advantage {section.advantage} has no critic; use 0'
             check.keep(BadInput('algorithm.critic_warmup', section.critic_warmup, remedy))
         check(check_sizes, algorithm, run.mesh, shapes, learning)
+        check(policies.check_sides, run.sides, algorithm.source, settings.data.prompts_per_step)
         check(policies.check_decoded, learning, settings.sampling, settings.collection, algorithm)
         check(_check_allocation, settings.collection.allocation, learning.minibatches, section.weights, algorithm)
         sizes = {'group_size': shapes.group_size, 'prompts': shapes.prompts, 'updates': learning.updates}
@@ -572,12 +577,11 @@ def make_run_sampler(run: Run, shapes: Shapes, greedy: int = 0, carried: int = 0
 
     carried: as of make_sampler.
     """
-    sampling, vocab_size = run.settings.sampling, run.model.config.vocab_size
+    sampling, vocab_size = run.settings.sampling._replace(greedy=greedy), run.model.config.vocab_size
     automata = stops.abstract_automata(sampling, vocab_size)  # only shapes, which do not depend on the tokenizer
     if run.model.tokenizer is not None:
         automata = stops.make_automata(sampling, run.model.tokenizer, vocab_size)
-    sampling = sampling._replace(greedy=greedy)
-    return make_sampler(run.model.config, run.mesh, shapes, sampling, automata, carried=carried)
+    return make_sampler(run.model.config, run.sides or run.mesh, shapes, sampling, automata, carried=carried)
 
 
 def make_weights(run: Run) -> Any:

@@ -28,6 +28,7 @@ from grpo_jax.ranges import Kind
 from grpo_jax.run.rows import append_event, recorded_events, rewrite_events
 from grpo_jax.run.settings import kind_of
 from grpo_jax.sharding import compiled
+from grpo_jax.sharding.mesh import sizes_of
 
 logger = logging.getLogger('grpo_jax')
 
@@ -119,7 +120,8 @@ def changes(workdir: str | os.PathLike, recorded: Mapping[str, Any]) -> tuple[Ch
 def recorded_mesh(workdir: str | os.PathLike) -> dict[str, int] | None:
     """{axis: size} of the mesh in a workdir's config.json; None without the file, and without a mesh in it."""
     path = os.path.join(workdir, 'config.json')
-    return value_of(json_file.read_object(path), 'mesh') if os.path.exists(path) else None
+    section = value_of(json_file.read_object(path), 'mesh') if os.path.exists(path) else None
+    return section and sizes_of(section)
 
 
 def piece_changes(workdir: str | os.PathLike, pieces: Mapping[str, Any]) -> list[Change]:

@@ -11,9 +11,10 @@ adapters merged) and frees the copy when it returns.
 """
 
 from collections.abc import Callable, Mapping
+import contextlib
 import dataclasses
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +27,17 @@ from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sampler.schedule import Schedule, let_carry
 from grpo_jax.sharding import batches, compiled
 from grpo_jax.sharding.mesh import ROW_AXES
+from grpo_jax.sharding.sides import Sides
 from grpo_jax.types import Prompts, Rollout
 
 CUT = 64  # tokens between two moments at which a step with carried rows may end, on every platform
+
+
+class Sent(NamedTuple):
+    """A policy that `Engine.send` has sent to the sampler's devices."""
+
+    policy: Any  # see SamplerPrograms.send
+
 
 Finished = Callable[[int, np.ndarray, bool], Any]  # (row, its tokens, whether it was truncated)
 Progress = Callable[[int, int, int], Any]  # (tokens so far, live rows of the batch, rows of the batch)
@@ -92,6 +101,12 @@ class Engine:
 
     def __init__(self, schedule: Schedule, programs: SamplerPrograms, shards: int):
         self.schedule, self.programs, self._shards = schedule, programs, shards
+        self._turn = programs.sides.sampling if programs.sides else contextlib.nullcontext
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The mesh on which rollouts are sampled."""
+        return self.programs.spec.mesh
 
     @property
     def hash(self) -> str:
@@ -104,6 +119,13 @@ class Engine:
         name = f'{len(executables)} programs that sample {shapes.prompts} x {shapes.group_size} rows'
         compiled.compile_all(executables, name)
         return self
+
+    def send(self, params: Any) -> Sent:
+        """Sends a policy to the sampler's devices, and returns at once; `sample` takes a Sent in the place of params.
+
+        With mesh.sampler the Sent is a copy, so that an update may then take the memory of params.
+        """
+        return params if isinstance(params, Sent) else Sent(self.programs.send(params))
 
     def __call__(self, params: Any, prompts: Prompts, key: Any, step: Any, **options: Any) -> Rollout:
         """Samples as `sample` does, and returns the Rollout alone."""
@@ -123,7 +145,7 @@ class Engine:
     ) -> tuple[Rollout, Stats]:
         """Samples group_size completions of each prompt; returns (Rollout, Stats).
 
-        params, prompts: the policy and the Prompts, on the mesh.
+        params: the policy on its mesh, or a Sent. prompts: the Prompts, on the engine's mesh.
         key, step: choose the noise (see sampler.row_keys); new tokens carry version `step`.
         given: i32[B, C], tokens to write instead of sampled ones; -1: sample.
         limit: an int or i32[B], the number of tokens after which a row pauses; `resume` continues it.
@@ -131,8 +153,10 @@ class Engine:
             which the row has ended, while other rows still decode.
         progress: called as progress(tokens, live rows, rows of the batch) after every segment.
         """
-        state = self.programs.new_state(prompts, key, step, given, limit)
-        return self._finish_rows(params, _Ongoing(self.programs.weights(params), state, step, finished, progress), 0)
+        sent = self.send(params).policy
+        with self._turn():
+            state = self.programs.new_state(prompts, key, step, given, limit)
+            return self._finish_rows(sent, _Ongoing(self.programs.weights(sent), state, step, finished, progress), 0)
 
     def resume(
         self,
@@ -152,9 +176,11 @@ class Engine:
         with the same weights it gets the tokens that it would have got without the pause. New tokens carry version
         `step`. Other arguments as in `sample`.
         """
-        state = self.programs.resume_state(rollout, prompts, key, limit)
-        ongoing = _Ongoing(self.programs.weights(params), state, step, finished, progress)
-        return self._finish_rows(params, ongoing, self.schedule.prompts)
+        sent = self.send(params).policy
+        with self._turn():
+            state = self.programs.resume_state(rollout, prompts, key, limit)
+            ongoing = _Ongoing(self.programs.weights(sent), state, step, finished, progress)
+            return self._finish_rows(sent, ongoing, self.schedule.prompts)
 
     def go_on(
         self,
@@ -174,11 +200,12 @@ class Engine:
         A row's version[:, 0] is the step in which it was admitted, which chooses its noise. Other arguments as in
         `sample`, but `finished` is not called for rows that pause.
         """
-        state = self.programs.resume_state(rollout, prompts, key, CUT)
-        ongoing = _Ongoing(self.programs.weights(params), state, step, finished, progress, enough)
-        ongoing.reported = self.programs.ended_rows(state, pauses=True)[3]
-        earlier = int(processes.fetch(rollout.completion_mask).sum())
-        rollout, stats = self._finish_rows(params, ongoing, self.schedule.prompts)
+        sent, earlier = self.send(params).policy, int(processes.fetch(rollout.completion_mask).sum())
+        with self._turn():
+            state = self.programs.resume_state(rollout, prompts, key, CUT)
+            ongoing = _Ongoing(self.programs.weights(sent), state, step, finished, progress, enough)
+            ongoing.reported = self.programs.ended_rows(state, pauses=True)[3]
+            rollout, stats = self._finish_rows(sent, ongoing, self.schedule.prompts)
         stats.tokens -= earlier
         return rollout, stats
 
@@ -192,10 +219,10 @@ class Engine:
         given = jnp.where(rollout.completion_mask, tokens, -1)
         return self(params, prompts, key, rollout.version[0, 0], given=given)
 
-    def _finish_rows(self, params, ongoing, opened):
+    def _finish_rows(self, sent, ongoing, opened):
         """Decodes until all rows have ended, where the first `opened` prompts have begun; returns (Rollout, Stats)."""
         stats, programs, fresh = ongoing.stats, self.programs, self.schedule.fresh_batch()
-        stats.inspection = programs.inspect(ongoing.weights, params)
+        stats.inspection = programs.inspect(ongoing.weights, sent)
         began = time.monotonic()
         ongoing.unfinished, ongoing.longest, stats.tokens = _fetch_ints(programs.count_remaining(ongoing.state))
         while ongoing.unfinished:
@@ -268,7 +295,7 @@ def _fetch_ints(numbers):
 
 def make_sampler(
     model_config: transformer.ModelConfig,
-    mesh: jax.sharding.Mesh,
+    mesh: jax.sharding.Mesh | Sides,
     shapes: batches.Shapes,
     sampling: Sampling,
     automata: Mapping[str, Any],
@@ -279,15 +306,17 @@ def make_sampler(
 ) -> Engine:
     """Makes an Engine, (params, Prompts, key, step) -> Rollout; a program is compiled when it is first needed.
 
-    automata: what stops.make_automata returns, or stops.abstract_automata where nothing runs. block and segment replace
-    the numbers of the platform. carried: how many of the prompts may have rows with tokens of earlier steps; with some,
-    the Engine is for `go_on` alone. Raises BadInput when the mesh does not divide the prompts, when the cache's budget
-    holds not even one group, or when rollout.kernels is 'on' and kernels cannot decode.
+    mesh: of policy and sampler, or the Sides where they have one each. automata: what stops.make_automata returns, or
+    stops.abstract_automata where nothing runs. block and segment replace the numbers of the platform. carried: how many
+    of the prompts may have rows with tokens of earlier steps; with some, the Engine is for `go_on` alone. Raises BadInput
+    when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when rollout.kernels
+    is 'on' and kernels cannot decode.
     """
+    mesh, sides = (mesh.sampler, mesh) if isinstance(mesh, Sides) else (mesh, None)
     batches.check_divides(mesh, 'collection.in_flight', carried)
     batches.check_divides(mesh, 'data.prompts_per_step', shapes.prompts - carried)
     sizes, cache_format = choose_sizes(model_config, mesh, shapes, sampling, block, segment)
     if carried:
         sizes = let_carry(sizes, carried // batches.devices_along(mesh, ROW_AXES))
     spec = SamplerSpec(model_config, mesh, shapes, sampling, sizes, cache_format)
-    return Engine(sizes, SamplerPrograms(spec, automata), spec.shards)
+    return Engine(sizes, SamplerPrograms(spec, automata, sides), spec.shards)

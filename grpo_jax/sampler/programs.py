@@ -28,6 +28,7 @@ from grpo_jax.sampler.schedule import BatchSize, ProgramKey, Schedule
 from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding.chips import LANES, LINES
 from grpo_jax.sharding.mesh import ROW_AXES
+from grpo_jax.sharding.sides import Sides
 from grpo_jax.types import Prompts
 
 # by platform: steps between two visits of the host, columns that attention reads at once, and how often the rows of
@@ -266,6 +267,7 @@ def _abstract_rows(spec, shape):
 # what programs take: name -> the abstract input, of a SamplerSpec and a ProgramKey; numbers and limits are the host's
 INPUTS = {
     'params': lambda spec, key: spec.abstract_params,
+    'adapters': lambda spec, key: lora.split(spec.abstract_params)[0],
     'params of layers': lambda spec, key: spec.abstract_params['layers'],
     'weights': lambda spec, key: spec.abstract_weights,
     'weights of layers': lambda spec, key: spec.abstract_weights['layers'],
@@ -325,6 +327,17 @@ def _convert_weights(spec, key, params):
         layers = jax.tree.map(lambda x: x[:, 0], layers)
     others = {name: x for name, x in params.items() if name != 'layers'}
     return _cast_weights(spec, others, {name: shardings[name] for name in others}) | {'layers': layers}
+
+
+def _gather_adapters(spec, key, adapters):
+    """The adapters as they are; their shardings are not cut along fsdp."""
+    return adapters
+
+
+def _adapters_shardings(spec):
+    """The shardings of adapters that cross to the sampler's side."""
+    trained, _ = lora.split(lora.policy_table(spec.model_config, spec.sampling.lora))
+    return specs.sampler_params(trained, spec.mesh)
 
 
 def _weights_shardings(spec):
@@ -476,6 +489,7 @@ class ProgramKind(NamedTuple):
 
 
 PROGRAMS = {
+    'adapters': ProgramKind(_gather_adapters, ('adapters',), shardings=_adapters_shardings),
     'weights': ProgramKind(_convert_weights, ('params',), shardings=_weights_shardings),
     'inspect': ProgramKind(_inspect_layers, ('weights of layers', 'params of layers')),
     'state': ProgramKind(_new_state, ('prompts', 'seed', 'number', 'limits')),
@@ -513,13 +527,17 @@ def _jit_program(spec, key):
 class SamplerPrograms:
     """The calls that an Engine makes, and an Executable by ProgramKey for each program that a rollout can reach.
 
-    Other programs, to replay or to go on after a pause, are added when they are first called.
+    Other programs, to replay or to go on after a pause, are added when they are first called. sides: where the policy's
+    parameters lie on other devices; then one of the programs runs there, whose results cross.
     """
 
-    def __init__(self, spec: SamplerSpec, automata: Mapping[str, Any]):
-        self.spec, self._automata = spec, automata
+    def __init__(self, spec: SamplerSpec, automata: Mapping[str, Any], sides: Sides | None = None):
+        self.spec, self._automata, self.sides = spec, automata, sides
         self.weight_bytes = spec.weight_bytes  # that a decode step reads on one device
-        keys = schedule.reachable_programs(spec.schedule) + [schedule.INSPECT] * bool(spec.sampling.lora.rank)
+        adapted = bool(spec.sampling.lora.rank)
+        self._sender = schedule.ADAPTERS if adapted else schedule.WEIGHTS  # the program of the learner's side
+        keys = schedule.reachable_programs(spec.schedule) + [schedule.INSPECT] * adapted
+        keys += [schedule.ADAPTERS] * (adapted and sides is not None)
         self._executables = {key: self._make(key) for key in keys}
 
     @functools.cached_property
@@ -541,12 +559,19 @@ class SamplerPrograms:
 
     def trace(self, key: ProgramKey) -> Any:
         """Traces a program, and returns the jax.stages.Traced; nothing is compiled."""
-        return _jit_program(self.spec, key).trace(*PROGRAMS[key.kind].abstract_inputs(self.spec, key))
+        spec = self._spec_of(key)
+        return _jit_program(spec, key).trace(*PROGRAMS[key.kind].abstract_inputs(spec, key))
+
+    def _spec_of(self, key):
+        """The SamplerSpec of a program: on the learner's mesh where it sends to the sampler's."""
+        if self.sides is None or key != self._sender:
+            return self.spec
+        return dataclasses.replace(self.spec, mesh=self.sides.learner)
 
     def _make(self, key):
         """The Executable of a program; under `jax.disable_jit()` it calls the function as it is."""
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
-            return compiled.Executable(None, functools.partial(PROGRAMS[key.kind].function, self.spec, key))
+            return compiled.Executable(None, functools.partial(PROGRAMS[key.kind].function, self._spec_of(key), key))
         return compiled.Executable(functools.partial(self.trace, key), name=f"the sampler's program {key}")
 
     def _call(self, key, *inputs):
@@ -554,9 +579,25 @@ class SamplerPrograms:
             self._executables[key] = self._make(key)
         return self._executables[key](*inputs)
 
-    def weights(self, params: Any) -> Any:
-        """The policy's weights as the sampler reads them."""
-        return self._call(schedule.WEIGHTS, params)
+    def send(self, params: Any) -> Any:
+        """What crosses from the learner's mesh to the sampler's, of which `weights` makes the weights.
+
+        It is the weights themselves, which the learner's side gathers, casts and cuts; with adapters it is the policy's
+        parameters, of which the adapters cross each time and the frozen ones once. On one mesh it is the params.
+        """
+        if self.sides is None:
+            return params
+        trained, frozen = lora.split(params)
+        if frozen is None:
+            return self.sides.move(self._call(schedule.WEIGHTS, params), self.spec.abstract_weights)
+        adapters, base = lora.split(self.spec.abstract_params)
+        moved = self.sides.move(self._call(schedule.ADAPTERS, trained), adapters)
+        return lora.join(moved, self.sides.move_once(frozen, base))
+
+    def weights(self, sent: Any) -> Any:
+        """The policy's weights as the sampler reads them; sent: what `send` has returned."""
+        is_sent = self.sides is not None and self._sender == schedule.WEIGHTS
+        return sent if is_sent else self._call(schedule.WEIGHTS, sent)
 
     def inspect(self, weights: Any, params: Any) -> lora.Inspection | None:
         """The lora.Inspection of the sampler's weights, made of params; None where the policy has no adapters."""

@@ -34,8 +34,11 @@ class ProgramKey(NamedTuple):
 
 
 WEIGHTS, STATE, REMAINING, FINISH = (ProgramKey(kind) for kind in ('weights', 'state', 'remaining', 'finish'))
-# not of every rollout: to replay (learner.old_logprobs='decode'), to go on after a pause, and where there are adapters
-GIVEN_STATE, RESUMED_STATE, INSPECT = (ProgramKey(kind) for kind in ('given state', 'resumed state', 'inspect'))
+# not of every rollout: to replay (learner.old_logprobs='decode'), to go on after a pause, and where there are adapters;
+# with mesh.sampler the last one sends the adapters
+GIVEN_STATE, RESUMED_STATE, INSPECT, ADAPTERS = (
+    ProgramKey(kind) for kind in ('given state', 'resumed state', 'inspect', 'adapters')
+)
 
 
 class Schedule(NamedTuple):

@@ -15,7 +15,7 @@ from grpo_jax.ranges import Count, Natural
 
 
 class Axes(NamedTuple):
-    """config.mesh: how many devices lie along each axis."""
+    """config.mesh: how many devices lie along each axis, and how many the sampler has beside them."""
 
     # devices that share the rows, each with all weights; 0: all devices that the other axes leave, and where these are
     # 1, all axes are chosen for the model and the batch
@@ -23,9 +23,11 @@ class Axes(NamedTuple):
     fsdp: Count = 1  # devices that share the rows, each with a part of the weights; 1: not cut
     context: Count = 1  # devices that share the columns of a row; 1: not cut
     tensor: Count = 1  # devices that share the heads and the width of the mlp; 1: not cut
+    # devices beside these on which the sampler has a mesh of its own; 0: it takes turns with the learner on this one
+    sampler: Natural = 0
 
 
-AXES = Axes._fields
+AXES = ('data', 'fsdp', 'context', 'tensor')
 ROW_AXES = ('data', 'fsdp', 'context')  # split the rows of arrays and of the sampler
 BATCH_AXES = ('data', 'fsdp')  # split the learner's rows, whose columns context splits
 

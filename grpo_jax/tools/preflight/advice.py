@@ -154,7 +154,7 @@ def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
     sizes = SLICES.get(kind, ())
     larger = sizes[sizes.index(size) :] if size in sizes else (size,)
     for step, name in enumerate(larger):
-        count = len(topologies.devices(f'{kind}:{name}', plan.slices))
+        count = len(topologies.devices(f'{kind}:{name}', plan.slices)) - config.mesh.get('sampler', 0)
         choices = meshes.list_meshes({}, plan.run.model.config, count, plan.slices)
         if name == size and own not in choices:  # a mesh that the user has chosen
             choices = [own, *choices]
@@ -235,7 +235,11 @@ def estimate_memory(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, An
     return {
         'update': scaled('update', 2 * trained, rows * saved),
         'logprobs': scaled('logprobs', 0, batch_rows(plan) / batch_rows(before)) + returns * trained,
-        'rollout': state + plan.fetched_reference_bytes() + weight_bytes(plan) + base.sampler_bytes['rollout'] + extra,
+        'rollout': state * (plan.run.sides is None)
+        + plan.fetched_reference_bytes()
+        + weight_bytes(plan)
+        + base.sampler_bytes['rollout']
+        + extra,
     }, whole
 
 

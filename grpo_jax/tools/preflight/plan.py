@@ -35,6 +35,7 @@ from grpo_jax.sampler import schedule
 from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.mesh import AXES, ROW_AXES
+from grpo_jax.sharding.sides import make_sides
 from grpo_jax.tools.preflight import topology
 
 MODELS = os.path.join(PACKAGE, 'configs', 'models')
@@ -122,6 +123,12 @@ class PlannedRun:
         fetched = self.algorithm.source == 'reference' and 'reference' in self.config.learner.offload
         return fetched * self.trained_bytes()
 
+    def crossing_bytes(self) -> int:
+        """Returns the bytes that each of the sampler's own devices is sent in a step; 0 where it has none."""
+        spec, adapted = self.engine.programs.spec, self.run.settings.model.lora.rank > 0
+        sent = lora.split(spec.abstract_params)[0] if adapted else spec.abstract_weights
+        return compiled.device_bytes(sent) if self.run.sides else 0
+
     def row_shards(self):
         """Returns how many devices share the rows of a batch."""
         return batches.devices_along(self.mesh, ROW_AXES)
@@ -155,8 +162,15 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     folder = find_model(settings.model.path)
     model_config = families.load_config(folder)
     check_context(settings.data.max_prompt_tokens + settings.sampling.max_tokens, folder)
-    chosen = set(settings.mesh.values()) == {0, 1}
-    settings = make_planned_mesh(settings, model_config, name, len(topology.devices(name, slices)), slices)
+    chosen = not settings.mesh.get('data', 1) and set(meshes.sizes_of(settings.mesh).values()) == {1}
+    all_devices = topology.devices(name, slices)
+    count = len(all_devices) - settings.mesh.get('sampler', 0)
+    if count < len(all_devices) and slices > 1:
+        raise BadInput('mesh.sampler', settings.mesh.sampler, f'takes one slice, and --slices={slices}; use 0')
+    if count < 1:
+        remedy = f'leaves the learner none of the {len(all_devices)} devices of {name}; choose less, or 0'
+        raise BadInput('mesh.sampler', settings.mesh.sampler, remedy)
+    settings = make_planned_mesh(settings, model_config, name, count, slices)
     config, mesh = settings.config, topology.mesh(name, settings.mesh, slices)
     if topology.find_gpu(name) and mesh.devices.flat[0].platform == 'cpu':
         settings = make_stand_in(settings, name)
@@ -170,7 +184,8 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
     settings = settings._replace(sampling=sampling)
     reward_functions = rewards.build(settings.rewards, settings.sampling.max_tokens)
-    run = Run(settings, None, Model(model_config, None, folder), mesh, reward_functions, NOWHERE)
+    both = make_sides(settings.mesh, mesh, all_devices)
+    run = Run(settings, None, Model(model_config, None, folder), mesh, reward_functions, NOWHERE, sides=both)
     run = open_algorithm(run, make_algorithm(config))
     algorithm, shapes = run.algorithm, settings.step_shapes(run.algorithm)
     aux = abstract_aux(settings.collection, shapes, 1) | abstract_history(algorithm, 1)
@@ -229,8 +244,8 @@ def make_planned_mesh(settings: Settings, model_config: Any, name: str, count: i
     raise BadInput(
         'mesh',
         dict(section),
-        f'has {wanted} devices and {name} has {count}; change the axes: the nearest that fits is '
-        + ' '.join(f'{axis}={near[axis]}' for axis in AXES),
+        f'has {wanted} devices and {name} has {count}{" beside mesh.sampler" * bool(section.get("sampler"))}; '
+        'change the axes: the nearest that fits is ' + ' '.join(f'{axis}={near[axis]}' for axis in AXES),
     )
 
 
@@ -287,7 +302,7 @@ def list_jobs(plan):
     jobs += more
     if plan.evaluation_engine is not plan.engine:
         jobs += [
-            job._replace(holds=('state', 'weights'))  # the cache of training is not live then
+            job._replace(holds=tuple({*job.holds} & {'state', 'weights'}))  # the cache of training is not live then
             for job in sampler_jobs(plan.evaluation_engine, 'evaluation', state, param_bytes)[0]
         ]
     resting = plan.teacher_bytes * (not settings.teacher.park)
@@ -331,10 +346,15 @@ def sampler_jobs(engine, phase, state, params):
 
     Programs for smaller decode batches need less memory. For an evaluation, only the largest decode program counts; its
     other programs differ from the rollout's by the number of rows. state, params: bytes on a device of the TrainState
-    and of the policy's parameters.
+    and of the policy's parameters. On devices of its own a sampler has no state, but adapters' frozen weights.
     """
     spec, keys = engine.programs.spec, schedule.largest_programs(engine.schedule)
-    keys += [schedule.INSPECT] * bool(spec.sampling.lora.rank)
+    adapted, apart = bool(spec.sampling.lora.rank), engine.programs.sides is not None
+    keys += [schedule.INSPECT] * adapted + [schedule.ADAPTERS] * (adapted and apart)
+    sender = (schedule.ADAPTERS if adapted else schedule.WEIGHTS) if apart else None
+    whole_state, state_name = state, ('state',) * (not apart)
+    if apart:
+        state = compiled.device_bytes(lora.split(spec.abstract_params)[1] or ())
     batches_of = {key: spec.abstract_batch(key) for key in keys if key.kind == 'decode'}
     cache_bytes = {
         key: compiled.device_bytes((batch.cache.prompt, batch.cache.chunks)) for key, batch in batches_of.items()
@@ -348,9 +368,11 @@ def sampler_jobs(engine, phase, state, params):
     jobs = []
     for key in keys:
         runs, trip_counts = 0, ()
-        alive, arguments, holds = state, True, ('state', *sizes)
-        if key.kind == 'weights':
-            alive, runs, holds = state - params, 1, ('state', 'weights')
+        alive, arguments, holds = state, True, (*state_name, *sizes)
+        if key == sender:  # on the learner's devices
+            alive, runs, holds = whole_state - params, 1, ('state',)
+        elif key.kind == 'weights':
+            alive, runs, holds = state - params * (not apart), 1, (*state_name, 'weights')
         elif key.kind in ('open', 'carry'):
             runs = times
         elif key.kind == 'decode':

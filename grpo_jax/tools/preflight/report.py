@@ -25,6 +25,8 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         'slices': plan.slices,
         'chips': plan.mesh.size,
         'mesh': mesh_sizes(plan),
+        'sampler_devices': plan.run.sides.sampler.size if plan.run.sides else 0,
+        'crossing_bytes': plan.crossing_bytes(),
         'memory': plan.chip.memory,
         'fits': verdict.fits,
         'peak': verdict.peak,
@@ -194,6 +196,11 @@ def summary(verdict: Verdict) -> list[str]:
         lines.append(
             f'compiled for a {plan.mesh.devices.flat[0].platform}, with {topology.margin():.0%} more temporaries than '
             f'its compiler counts; jax takes {topology.taken():.0%} of a GPU, which {topology.FRACTION} changes'
+        )
+    if plan.run.sides:
+        lines.append(
+            f'the sampler has {plan.run.sides.sampler.size} more chips, and each of them is sent '
+            f'{plan.crossing_bytes() / GIB:.2f} GiB of weights in a step; what it keeps and runs is among the programs'
         )
     waiting = compiled.host_bytes(plan.learner.state)
     if waiting:

@@ -146,18 +146,19 @@ def devices(name: str, slices: int = 1) -> Sequence[Any]:
 
 
 def mesh(name: str, section: Any, slices: int = 1) -> jax.sharding.Mesh:
-    """Returns the jax Mesh over all devices of a topology; section: sizes of the axes.
+    """Returns the jax Mesh over all devices of a topology but the last mesh.sampler ones; section: config.mesh.
 
     The axis data spans the slices first. Raises BadInput when the product of the sizes is not the number of devices, or
     when the slices do not divide data.
     """
-    all_devices = devices(name, slices)
+    all_devices, beside = devices(name, slices), section.get('sampler', 0)
+    all_devices = all_devices[: len(all_devices) - beside]
     shape = tuple(section.get(axis, 1) for axis in AXES)
     if math.prod(shape) != len(all_devices):
         raise BadInput(
             'mesh',
             dict(section),
-            f'has {math.prod(shape)} devices and {name} has {len(all_devices)}; '
+            f'has {math.prod(shape)} devices and {name} has {len(all_devices)}{" beside mesh.sampler" * bool(beside)}; '
             f'choose sizes of {", ".join(AXES)} whose product is that',
         )
     return meshes.arrange(all_devices, shape, slices)

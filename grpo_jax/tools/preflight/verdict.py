@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from grpo_jax.sharding import batches
+from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.tools.preflight import compiler
 from grpo_jax.tools.preflight import plan as plans
 
@@ -113,7 +115,7 @@ def largest_batch(verdict: Verdict) -> tuple[int, int]:
     The update's temporaries are taken as proportional to the rows of a microbatch, which overestimates them.
     """
     plan, chip = verdict.plan, verdict.plan.chip
-    shards, engine = plan.row_shards(), plan.engine.schedule
+    shards, engine = batches.devices_along(plan.engine.mesh, ROW_AXES), plan.engine.schedule
     sampling = max(
         (
             size

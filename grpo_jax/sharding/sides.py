@@ -1,0 +1,119 @@
+"""Two sides of a run on devices of their own: the learner on one mesh, the sampler on another.
+
+What crosses are the policy's weights, in the form in which the sampler reads them, and rollouts, as host arrays. Time
+decides nothing: weights cross where the schedule of the steps says so, and the side that is early waits.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import concurrent.futures
+import contextlib
+import threading
+import time
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import processes
+from grpo_jax.sharding import batches
+from grpo_jax.sharding import mesh as meshes
+
+
+class Sides:
+    """The learner's mesh and the sampler's, which share no device.
+
+    Programs of the sampler's mesh are dispatched by one thread at a time: two that talk across its devices must come in
+    one order on all of them.
+    """
+
+    def __init__(self, learner: Mesh, sampler: Mesh):
+        self.learner, self.sampler = learner, sampler
+        self._lasting: Any = None  # what move_once has moved
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, 'sampler')  # which comes with the first task
+        self._sampling, self._counting = threading.Lock(), threading.Lock()
+        self._busy, self._began, self._read = 0.0, 0.0, time.monotonic()  # began: 0 while nothing is sampled
+
+    def move(self, tree: Any, target: Any) -> Any:
+        """The arrays of the learner's side on the sampler's, as soon as they are computed; returns at once.
+
+        target: a tree of abstract arrays with their shardings. The copies do not depend on the originals, whose memory
+        an update may take once this call has returned.
+        """
+        return jax.device_put(tree, jax.tree.map(lambda x: x.sharding, target))
+
+    def move_once(self, tree: Any, target: Any) -> Any:
+        """As move, for weights that no step changes: later calls return what the first one has moved."""
+        if self._lasting is None:
+            self._lasting = self.move(tree, target)
+        return self._lasting
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """A context in which this thread alone dispatches programs of the sampler's mesh."""
+        with self._sampling:
+            self._began = time.monotonic()
+            try:
+                yield
+            finally:
+                with self._counting:
+                    self._busy, self._began = self._busy + time.monotonic() - self._began, 0.0
+
+    def read_clock(self) -> tuple[float, float]:
+        """(seconds since the last call, seconds of them in which a thread was in the context `sampling`)."""
+        with self._counting:
+            now = time.monotonic()
+            busy = self._busy + (now - self._began if self._began else 0.0)
+            passed, self._read, self._busy = now - self._read, now, 0.0
+            self._began = now if self._began else 0.0
+        return passed, busy
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> concurrent.futures.Future:
+        """Starts function(*arguments) on the sampler's thread; calls run one after another, in the order of starts.
+
+        The Future's result() is that of the function, or raises its error. What the function reads of a TrainState must
+        be a copy, since an update takes the state's memory: weights that Engine.send has sent, and host arrays.
+        """
+
+        def run():
+            # else small arrays, like keys, would be made on the learner's first device, behind what it has to do
+            with jax.default_device(self.sampler.devices.flat[0]):
+                return function(*arguments)
+
+        return self._thread.submit(run)
+
+
+def make_sides(section: Any, learner: Mesh, devices: Sequence[Any]) -> Sides | None:
+    """The Sides that config.mesh names; None where mesh.sampler is 0. The sampler has the last of the devices.
+
+    learner: the mesh of the other axes, over the first devices. Raises BadInput where mesh.sampler cannot work.
+    """
+    count = section.get('sampler', 0)
+    if not count:
+        return None
+    if jax.process_count() > 1:
+        remedy = f'needs the devices of one process, and {jax.process_count()} train together; use 0'
+        raise BadInput('mesh.sampler', count, remedy)
+    if learner.size + count > len(devices):
+        remedy = f'is beside the {learner.size} of the other axes, and {len(devices)} devices are here; lower one'
+        raise BadInput('mesh.sampler', count, remedy)
+    return Sides(learner, make_sampler_mesh(learner, devices[-count:]))
+
+
+def make_sampler_mesh(learner: Mesh, devices: Sequence[Any]) -> Mesh:
+    """The mesh of a sampler on these devices: weights are cut along tensor as the learner's, and rows over data.
+
+    Raises BadInput where the learner's tensor size does not divide the number of devices.
+    """
+    tensor, count = learner.shape['tensor'], len(devices)
+    if count % tensor:
+        remedy = f'must be a multiple of mesh.tensor = {tensor}, since both sides cut weights alike'
+        raise BadInput('mesh.sampler', count, f'{remedy}; choose {count + -count % tensor}')
+    return meshes.arrange(devices, (count // tensor, 1, 1, tensor))
+
+
+def move_rows(tree: Any, mesh: Mesh) -> Any:
+    """Arrays over rows on the mesh: as they are where they lie on it, else by way of the host."""
+    if all(x.sharding.mesh == mesh for x in jax.tree.leaves(tree)):
+        return tree
+    return batches.put_rows(processes.fetch(tree), mesh)
