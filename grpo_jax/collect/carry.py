@@ -29,7 +29,7 @@ def make_carry(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, T
     assert engine is not None, 'completions are sampled'
     prompts, size, carried = drawer.prompts, drawer.shapes.group_size, options.in_flight
     examples, key = drawer.dataset.examples, jax.random.key(drawer.seed)
-    order = deal(prompts, carried, batches.devices_along(drawer.mesh, ROW_AXES))
+    order = deal(prompts, carried, batches.devices_along(drawer.engine.mesh, ROW_AXES))
 
     def collect(state, progress):
         step = int(state.step)
@@ -49,7 +49,7 @@ def make_carry(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, T
 
         before = stack([group.rollout for group in dealt])
         first = np.array([group.first for group in dealt], np.int32)
-        on_devices, waiting_for = batches.put_rows((before, as_prompts(drawer, dealt)), drawer.mesh)
+        on_devices, waiting_for = batches.put_rows((before, as_prompts(drawer, dealt)), drawer.engine.mesh)
         rollout, stats = engine.go_on(
             state.params, on_devices, waiting_for.replace(first=first), key, step, enough,
             finished=stream.add, progress=progress,
