@@ -113,7 +113,6 @@ def make_sampler_mesh(learner: Mesh, devices: Sequence[Any]) -> Mesh:
 
 
 def move_rows(tree: Any, mesh: Mesh) -> Any:
-    """Arrays over rows on the mesh: as they are where they lie on it, else by way of the host."""
-    if all(x.sharding.mesh == mesh for x in jax.tree.leaves(tree)):
-        return tree
-    return batches.put_rows(processes.fetch(tree), mesh)
+    """Arrays over rows on the mesh: as they are, but by way of the host where they lie on other devices."""
+    elsewhere = {*mesh.devices.flat}.isdisjoint(jax.tree.leaves(tree)[0].sharding.device_set)
+    return batches.put_rows(processes.fetch(tree), mesh) if elsewhere else tree
