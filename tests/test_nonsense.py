@@ -56,7 +56,7 @@ ALLOWED = [
         'algorithm.positive_nll_coef algorithm.distill_coef algorithm.teacher_coef algorithm.teacher_top_k '
         'algorithm.behaviour_coef algorithm.kl_cov_coef reward_model.replay '
         'reward.self_test reward.retries reward.most_missing learner.max_bad_steps log.kl_every '
-        'log.probe_every model.lora.rank mesh.data data.epochs evaluation.top_p evaluation.max_tokens '
+        'log.probe_every model.lora.rank mesh.data mesh.sampler data.epochs evaluation.top_p evaluation.max_tokens '
         'evaluation.temperature data.held_out',
     ),
     ('zero', 'the first', 'seed reward.options.model.device reward.options.process.device'),
