@@ -308,9 +308,9 @@ def make_sampler(
 
     mesh: of policy and sampler, or the Sides where they have one each. automata: what stops.make_automata returns, or
     stops.abstract_automata where nothing runs. block and segment replace the numbers of the platform. carried: how many
-    of the prompts may have rows with tokens of earlier steps; with some, the Engine is for `go_on` alone. Raises BadInput
-    when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when rollout.kernels
-    is 'on' and kernels cannot decode.
+    of the prompts may have rows with tokens of earlier steps; with some, the Engine is for `go_on` alone. Raises
+    BadInput when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when
+    rollout.kernels is 'on' and kernels cannot decode.
     """
     mesh, sides = (mesh.sampler, mesh) if isinstance(mesh, Sides) else (mesh, None)
     batches.check_divides(mesh, 'collection.in_flight', carried)
