@@ -9,6 +9,7 @@ token, Rollout.version, is the draw's number less k, and at least 0.
 """
 
 from collections.abc import Callable, Sequence
+import concurrent.futures
 import dataclasses
 from typing import Any
 
@@ -22,24 +23,40 @@ from grpo_jax.hosts import processes
 from grpo_jax.models import lora
 from grpo_jax.sampler.engine import Stats
 from grpo_jax.sharding import batches
+from grpo_jax.sharding.sides import Sides
 from grpo_jax.types import TrainState
 
 Collect = Callable[[TrainState, Progress], tuple[Draw, TrainState]]
 
 
-def sample_ahead(collect: Collect, drawer: Drawer, staleness: int) -> Collect:
+def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides | None = None) -> Collect:
     """Makes collect(state, progress) -> (Draw, TrainState) for steps that learn from completions sampled before.
 
-    collect: samples the completions of one step, whose number it reads from state.step.
+    collect: samples the completions of one step, whose number it reads from state.step. sides: where the sampler has
+    devices of its own, on which draws are then sampled while the learner goes on; collect must choose prompts as
+    Drawer.choose does, whatever the completions are like.
     """
+
+    def begin(state, progress):
+        """(what take_draw makes a Draw of, the TrainState behind it)."""
+        if sides is None:
+            return collect(state, progress)
+        # the update takes the state's memory while the draw is sampled
+        step, aux = jax.device_get((state.step, state.aux))
+        copy = state.replace(
+            params=drawer.engine.send(state.params), opt_state=None, ref_params=None, step=step, aux=aux
+        )
+        _, aux = drawer.choose(int(step), dict(state.aux))
+        return sides.start(lambda: collect(copy, lambda *_: None)[0]), state.replace(aux=aux)
 
     def collect_ahead(state, progress):
         step, (draws, inner) = int(state.step), load_draws(state.pending, drawer)
         sampled = state.replace(pending=inner)
         for number in range(step + len(draws), step + staleness + 1):
-            draw, sampled = collect(sampled.replace(step=jnp.int32(number)), progress)
+            draw, sampled = begin(sampled.replace(step=jnp.int32(number)), progress)
             draws.append(draw)
         draw, *waiting = draws
+        draw = take_draw(draw)
         pending = Pending(lambda: pack_draws(waiting, sampled.pending, drawer), (waiting, sampled.pending))
         version = jnp.maximum(draw.rollout.version - staleness, 0)
         return draw._replace(rollout=draw.rollout.replace(version=version)), state.replace(
@@ -47,6 +64,11 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int) -> Collect:
         )
 
     return collect_ahead
+
+
+def take_draw(draw: Draw | concurrent.futures.Future) -> Draw:
+    """The Draw, which another thread may still be sampling; raises that thread's error."""
+    return draw.result() if isinstance(draw, concurrent.futures.Future) else draw
 
 
 def load_draws(pending: Any, drawer: Drawer) -> tuple[list[Draw], Any]:
@@ -67,7 +89,7 @@ def pack_draws(draws: Sequence[Draw], inner: Any, drawer: Drawer) -> dict[str, n
     Waits for the rewards. All processes must call it.
     """
     packed = dict(inner) if isinstance(inner, dict) else inner.pack() if inner else {}
-    return packed | {str(number): pack_draw(draw, drawer) for number, draw in enumerate(draws)}
+    return packed | {str(number): pack_draw(draw, drawer) for number, draw in enumerate(map(take_draw, draws))}
 
 
 def pack_draw(draw: Draw, drawer: Drawer) -> np.ndarray:

@@ -74,7 +74,9 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
         collect = make_single_draw(drawer)
     if options.staleness:
         schedule = importlib.import_module('grpo_jax.collect.schedule')
-        collect = schedule.sample_ahead(collect, drawer, options.staleness)
+        # which prompts a draw takes depends on the draw before, where that one exchanges or carries groups
+        chained = options.in_flight or options.dead_groups in EXCHANGED or options.allocation == 'uncertainty'
+        collect = schedule.sample_ahead(collect, drawer, options.staleness, None if chained else run.sides)
     if options.counts_passes and options.allocation != 'uncertainty' and options.dead_groups not in EXCHANGED:
         collect = count_learned(collect, drawer)
     programs = {} if engine is None else {'sample': engine}

@@ -71,7 +71,8 @@ def make_observers(run: Any, learner: Learner) -> Observers:
     if log.probe_every:
         observers.append(Probe(learner, shapes, log.probe_every, log.probe_prompts, run.mesh).observe)
     collection = run.settings.collection
-    if collection.in_flight or collection.staleness:
+    # on two sides the newest draw is not there yet, and later the weights that have sampled it are not
+    if collection.in_flight or (collection.staleness and run.sides is None):
         observers.append(observe_agreement(learner, collection.staleness))
     if observers:
         programs['logprobs'] = learner.scorer

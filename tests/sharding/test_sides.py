@@ -1,6 +1,7 @@
 """A sampler on devices of its own: the tokens, losses and gradients of a run on one mesh, and what crosses between."""
 
 import functools
+import itertools
 import threading
 
 import jax
@@ -9,10 +10,11 @@ import pytest
 
 from grpo_jax import sampler, train
 from grpo_jax.errors import BadInput
+from grpo_jax.learner.programs import Update
 from grpo_jax.models import lora
 from grpo_jax.models.abstract import abstract_policy
 from grpo_jax.run.open import open_run
-from grpo_jax.sampler.engine import make_sampler
+from grpo_jax.sampler.engine import Engine, make_sampler
 from grpo_jax.sharding import batches, sides
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.sides import Sides
@@ -182,6 +184,35 @@ def test_twenty_steps_on_two_sides_are_those_of_one_mesh(long, config, tmp_path)
     params, two = run(tmp_path, config(**options, mesh__sampler=4), 'two')
     del one['timings.jsonl'], two['timings.jsonl']
     assert one == two and len(one['metrics.jsonl']) == 20
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_draws_sampled_beside_the_learner_are_those_of_one_mesh_and_both_work_at_once(config, tmp_path, monkeypatch):
+    options = dict(preset='grpo', steps=4, log__rollouts=1, collection__staleness=1, algorithm__correction='truncated')
+    expected, one = run(tmp_path, config(**options), 'one')
+    began, draws, updates = [threading.Event() for _ in range(5)], itertools.count(), itertools.count()
+    finish, update = Engine._finish_rows, Update.__call__
+
+    def finish_rows(engine, *arguments):
+        number = next(draws) if threading.current_thread().name.startswith('sampler') else 0
+        if number > 1:  # a draw goes on until the update begins that would otherwise wait for it
+            assert began[number - 1].wait(60)
+        return finish(engine, *arguments)
+
+    def begin_update(learner, *arguments):
+        began[next(updates)].set()
+        return update(learner, *arguments)
+
+    monkeypatch.setattr(Engine, '_finish_rows', finish_rows)
+    monkeypatch.setattr(Update, '__call__', begin_update)
+    params, two = run(tmp_path, config(**options, mesh__sampler=4), 'two')
+    assert next(draws) == 5 and next(updates) == 4
+    for rows in (one, two):
+        del rows['timings.jsonl']
+        rows['metrics.jsonl'] = [
+            {name: x for name, x in row.items() if not name.startswith('fresh_gap')} for row in rows['metrics.jsonl']
+        ]
+    assert one == two
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
