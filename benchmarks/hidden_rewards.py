@@ -56,7 +56,8 @@ def main():
         print(f'{name}: ' + ', '.join(f'{stage} {value:.3f} s' for stage, value in figures.items()))
     added = [shown[name]['step'] - free['step'] for name in ('waits', 'waits, staleness 1')]
     print(f'a reward of {wait:.3f} s adds {added[0]:.3f} s a step, {added[1]:.3f} s with staleness 1')
-    print(f'hidden: {1 - added[1] / wait:.0%} of the reward')
+    waited = shown['waits, staleness 1']['reward'] - free['reward']
+    print(f'hidden: {1 - added[1] / wait:.0%} of the reward by the whole step, {1 - waited / wait:.0%} by stage reward')
 
 
 if __name__ == '__main__':

@@ -130,7 +130,7 @@ def shrink(config, model, cold_start=0):
 def write_files(page, folder):
     """Writes the blocks of a page that are files, and returns the packages of grpo_jax that are to look there."""
     packages = []
-    for block in blocks(page, 'python'):
+    for block in (*blocks(page, 'python'), *blocks(page, 'jsonl')):
         if block.mark.startswith('file: '):
             path = os.path.join(folder, block.mark.removeprefix('file: '))
             os.makedirs(os.path.dirname(path), exist_ok=True)

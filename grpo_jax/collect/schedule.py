@@ -39,7 +39,7 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
 
     def begin(state, progress):
         """(what take_draw makes a Draw of, the TrainState behind it)."""
-        if sides is None:
+        if sides is None or drawer.engine is None:
             return collect(state, progress)
         # the update takes the state's memory while the draw is sampled
         step, aux = jax.device_get((state.step, state.aux))
@@ -50,7 +50,8 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
         return sides.start(lambda: collect(copy, lambda *_: None)[0]), state.replace(aux=aux)
 
     def collect_ahead(state, progress):
-        step, (draws, inner) = int(state.step), load_draws(state.pending, drawer)
+        step, (finished, inner) = int(state.step), load_draws(state.pending, drawer)
+        draws: list[Draw | concurrent.futures.Future] = [*finished]
         sampled = state.replace(pending=inner)
         for number in range(step + len(draws), step + staleness + 1):
             draw, sampled = begin(sampled.replace(step=jnp.int32(number)), progress)
@@ -83,7 +84,7 @@ def load_draws(pending: Any, drawer: Drawer) -> tuple[list[Draw], Any]:
     return [unpack_draw(pending[name], drawer) for name in names], inner or None
 
 
-def pack_draws(draws: Sequence[Draw], inner: Any, drawer: Drawer) -> dict[str, np.ndarray]:
+def pack_draws(draws: Sequence[Draw | concurrent.futures.Future], inner: Any, drawer: Drawer) -> dict[str, np.ndarray]:
     """What is pending as a checkpoint holds it: a draw under each number from 0, and what is pending inside the draws.
 
     Waits for the rewards. All processes must call it.
