@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import data, train
+from grpo_jax import data, rewards, train
 from grpo_jax.collect.select import make_collector
 from grpo_jax.errors import BadInput
 from grpo_jax.run import checkpoint
@@ -204,3 +204,21 @@ def test_what_takes_how_long_changes_nothing(tmp_path, monkeypatch):
     (one, rows), (other, others) = (run(str(seed), np.random.default_rng(seed)) for seed in (1, 2))
     assert rows == others
     jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_an_outage_does_not_last_in_what_it_has_left_under_way(tmp_path):
+    changes, away = dict(collection__in_flight=0, collection__staleness=1, rollout__max_tokens=8), []
+
+    def mine(completion, example):
+        if away:
+            raise KeyError('the service is away')
+        return float('8' in completion)
+
+    config = tiny_run.config(steps=3, checkpoint__every=100, reward__retries=0, **CARRIED | changes)
+    config.reward.parts, config.reward.verifier = (('mine', 1.0),), ''
+    with pytest.raises(rewards.RewardsMissing):  # in step 2, whose completions are sampled in step 1
+        train.run(config, str(tmp_path), functions={'mine': mine}, on_step=lambda step, row: away.append(step))
+    assert checkpoint.steps(str(tmp_path)) == [2]
+    away.clear()
+    train.run(config, str(tmp_path), functions={'mine': mine})
+    assert [row['reward_missing'] for row in tiny_run.rows(tmp_path)] == [0, 0, 0]

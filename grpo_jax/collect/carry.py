@@ -61,13 +61,16 @@ def make_carry(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, T
         taken = complete[:prompts]
         left = [place for place in range(len(groups)) if place not in taken]
 
-        def finish_rewards():
-            return stack([settle()[place].rewarded for place in taken])
-
         learned = [groups[place] for place in taken]
+        asked, completions = [examples[group.index] for group in learned], stack([group.rollout for group in learned])
+
+        def finish_rewards():
+            rewarded = stack([settle()[place].rewarded for place in taken])
+            return drawer.judge_again(asked, completions, rewarded, step)
+
         draw = Draw(
-            [examples[group.index] for group in learned],
-            batches.put_rows(stack([group.rollout for group in learned]), drawer.mesh),
+            asked,
+            batches.put_rows(completions, drawer.mesh),
             functools.cache(finish_rewards),
             counts=count_ages(learned, before, step, waiting=len(complete) - prompts),
             stats=stats,

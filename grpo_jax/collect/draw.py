@@ -174,6 +174,17 @@ class Drawer:
             rewarded = rewarded._replace(rewards=better, correct=better)
         return rewarded
 
+    def judge_again(
+        self, examples: Sequence[Example], rollout: Rollout, rewarded: rewards.Rewards, step: int
+    ) -> rewards.Rewards:
+        """The Rewards that completions got in earlier steps, or new ones where too many lack a part.
+
+        An outage that would end the run would else last in what its checkpoint holds. Arguments as of judge.
+        """
+        if rewards.lacks_too_much(self.reward_functions, rewarded):
+            return self.judge(examples, rollout, step)
+        return rewarded
+
     def count_earlier_samples(self, indices: Int[np.ndarray, ' P']) -> Int[np.ndarray, ' P']:
         """i32[P]: how many samples each prompt has already in this draw, above 0 if it occurs a second time.
 

@@ -11,6 +11,7 @@ token, Rollout.version, is the draw's number less k, and at least 0.
 from collections.abc import Callable, Sequence
 import concurrent.futures
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -50,7 +51,8 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
         return sides.start(lambda: collect(copy, lambda *_: None)[0]), state.replace(aux=aux)
 
     def collect_ahead(state, progress):
-        step, (finished, inner) = int(state.step), load_draws(state.pending, drawer)
+        step = int(state.step)
+        finished, inner = load_draws(state.pending, drawer, step)
         draws: list[Draw | concurrent.futures.Future] = [*finished]
         sampled = state.replace(pending=inner)
         for number in range(step + len(draws), step + staleness + 1):
@@ -58,7 +60,8 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
             draws.append(draw)
         draw, *waiting = draws
         draw = take_draw(draw)
-        pending = Pending(lambda: pack_draws(waiting, sampled.pending, drawer), (waiting, sampled.pending))
+        under_way = sampled.pending  # the closure must not hold a state, whose reference may be replaced
+        pending = Pending(lambda: pack_draws(waiting, under_way, drawer), (waiting, under_way))
         version = jnp.maximum(draw.rollout.version - staleness, 0)
         return draw._replace(rollout=draw.rollout.replace(version=version)), state.replace(
             aux=sampled.aux, pending=pending
@@ -72,8 +75,8 @@ def take_draw(draw: Draw | concurrent.futures.Future) -> Draw:
     return draw.result() if isinstance(draw, concurrent.futures.Future) else draw
 
 
-def load_draws(pending: Any, drawer: Drawer) -> tuple[list[Draw], Any]:
-    """(the draws that wait, in the order of their steps; what is pending inside the draws)."""
+def load_draws(pending: Any, drawer: Drawer, step: int) -> tuple[list[Draw], Any]:
+    """(the draws that wait, in the order of their steps from `step` on; what is pending inside the draws)."""
     if pending is None:
         return [], None
     if isinstance(pending, Pending):
@@ -81,7 +84,7 @@ def load_draws(pending: Any, drawer: Drawer) -> tuple[list[Draw], Any]:
         return list(draws), inner
     names = sorted((name for name in pending if name.isdigit()), key=int)
     inner = {name: data for name, data in pending.items() if name not in names}
-    return [unpack_draw(pending[name], drawer) for name in names], inner or None
+    return [unpack_draw(pending[name], drawer, step + int(name)) for name in names], inner or None
 
 
 def pack_draws(draws: Sequence[Draw | concurrent.futures.Future], inner: Any, drawer: Drawer) -> dict[str, np.ndarray]:
@@ -109,15 +112,16 @@ def pack_draw(draw: Draw, drawer: Drawer) -> np.ndarray:
     return pack_groups(groups, {'counts': _plain(dict(draw.counts)), 'stats': _plain(stats)})
 
 
-def unpack_draw(data: np.ndarray, drawer: Drawer) -> Draw:
-    """The Draw of the bytes that pack_draw made."""
+def unpack_draw(data: np.ndarray, drawer: Drawer, step: int) -> Draw:
+    """The Draw of the bytes that pack_draw made; step: that learns from it."""
     groups, note = unpack_groups(data, drawer.dataset, drawer.sampling.pad_token)
-    rewarded, stats = stack([group.rewarded for group in groups]), note['stats']
+    rollout, rewarded = (stack([getattr(group, name) for group in groups]) for name in ('rollout', 'rewarded'))
+    examples, stats = [drawer.dataset.examples[group.index] for group in groups], note['stats']
     inspection = stats['inspection'] and lora.Inspection(*stats['inspection'])
     return Draw(
-        [drawer.dataset.examples[group.index] for group in groups],
-        batches.put_rows(stack([group.rollout for group in groups]), drawer.mesh),
-        lambda: rewarded,
+        examples,
+        batches.put_rows(rollout, drawer.mesh),
+        functools.cache(lambda: drawer.judge_again(examples, rollout, rewarded, step)),
         counts=note['counts'],
         stats=Stats(**stats | {'inspection': inspection}),
         chosen=ChosenPrompts(np.array([group.index for group in groups]), 0, groups[0].position),

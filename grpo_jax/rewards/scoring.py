@@ -296,6 +296,11 @@ def _describe(error):
     return escape(' '.join(text.split())[:LONGEST])
 
 
+def lacks_too_much(reward_functions: RewardFunctions, rewarded: Rewards) -> bool:
+    """Whether the share of completions that lack a part, which raised exceptions only, is above reward.most_missing."""
+    return bool(rewarded.failures['missing'].mean() > reward_functions.options.most_missing)
+
+
 def check_missing(reward_functions: RewardFunctions, step: int, rewarded: Rewards):
     """Warns of completions of a step that lack a part whose calls all raised exceptions.
 
@@ -308,7 +313,7 @@ def check_missing(reward_functions: RewardFunctions, step: int, rewarded: Reward
             f'step {step}: {missing.sum()} of {len(missing)} completions lack a part of their reward, which raised an '
             f'exception in each of its calls; the first is {next(filter(None, rewarded.errors))}'
         )
-        if missing.mean() > most:
+        if lacks_too_much(reward_functions, rewarded):
             raise RewardsMissing('reward.most_missing', most, f'{text}; then the same command goes on')
         logger.warning('%s', text)
     for client in reward_functions.resources.services.values():

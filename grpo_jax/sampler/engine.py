@@ -262,11 +262,7 @@ class Engine:
             stats.slot_steps += steps * size.rows * self._shards
             length += steps
             ongoing.report(self.programs, live, size.rows)
-            if (
-                ongoing.enough
-                and not ongoing.unfinished
-                and not ongoing.enough(self.programs.fetch_ended(ongoing.state))
-            ):
+            if ongoing.pauses(self.programs):
                 batch, ongoing.state, report = self.programs.wake(batch, ongoing.state, CUT, size)
                 live, _, ongoing.unfinished, ongoing.longest, stats.tokens = _fetch_ints(report)
             # the last few rows of all batches go on together; so do rows that are short of columns because they began

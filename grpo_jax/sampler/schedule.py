@@ -190,6 +190,9 @@ def let_carry(schedule: Schedule, carried: int) -> Schedule:
     few = -(-carried * schedule.group // 8)
     rows = (new + few, *(-(-new // 2**halved) for halved in range(len(schedule.rows)))) if schedule.rows else ()
     schedule = schedule._replace(chunks=(columns, columns), carried=carried, rows=tuple(dict.fromkeys(rows)))
+    # each row of a smaller batch has a copy of its prompt: one that outgrew the budget with the second chunk would have
+    # to drop live rows
+    schedule = schedule._replace(rows=tuple(n for n in schedule.rows if schedule.fits(n, n, len(schedule.chunks))))
     if not schedule.fits(*schedule.whole_batch):
         raise BadInput(
             'rollout.cache_gib',

@@ -56,7 +56,8 @@ def run(
         chosen, remark = choose_checkpoint(workdir, step)
         yield f'step {step} of {workdir}, with the parameters of checkpoint {chosen}{remark}'
         path = checkpoint.path_of(workdir, chosen)
-        state = checkpoint.read_tree(path, without_frozen(learner.state))
+        abstract = without_frozen(learner.state).replace(pending=checkpoint.recorded_pending(path))
+        state = checkpoint.read_tree(path, abstract)
         state = state.replace(params=make_whole_policy(run, state.params, path))
     non_finite = _NonFiniteReport(run.model.tokenizer, experience, rows)
     yield from non_finite.describe({'rollout.logprobs': experience.rollout.logprobs}, 'of the batch')

@@ -168,3 +168,16 @@ def test_a_budget_makes_columns_grow_and_rows_wait():
     assert 'resume 2 rows of 2 prompts x 8+8+16' in map(str, schedule.reachable_programs(sizes))
     with pytest.raises(BadInput, match=r'rollout\.cache_gib'):
         schedule.reachable_programs(sizes._replace(budget=30))
+
+
+def test_rows_that_go_on_never_outgrow_the_budget_with_their_second_chunk():
+    # 2 + 2 prompts x 8 rows: all take 4 x 96 + 32 x 16 columns in both chunks; 18 rows, each with its prompt, would take
+    # 18 x (96 + 8) = 1872 in one chunk and 18 x (96 + 16) = 2016 in two, each beside a copy of 16 x 96 = 1536
+    sizes = schedule.make_schedule(
+        (4, 8, 8), block=8, segment=2, halvings=1, prompt_columns=96, column_bytes=1, budget=3500
+    )
+    carrying = schedule.let_carry(sizes, 2)
+    assert carrying.carried == 2 and 18 not in carrying.rows and 16 in carrying.rows
+    for size in [carrying.whole_batch._replace(chunks=1), *carrying.smaller_batches(carrying.whole_batch)]:
+        assert carrying.admitting_batch(size._replace(chunks=1)).rows == size.rows, 'no row is preempted'
+    assert {key.rows for key in schedule.reachable_programs(carrying) if key.kind == 'decode'} == {32, 16}
