@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from grpo_jax import data, rewards, train
+from grpo_jax.collect import pending
 from grpo_jax.collect.select import make_collector
 from grpo_jax.errors import BadInput
-from grpo_jax.run import checkpoint
+from grpo_jax.run import branch, checkpoint
 from grpo_jax.run.open import make_policy, make_run_sampler, open_run, open_splits
 from grpo_jax.run.steering import Steering
 from grpo_jax.sampler import engine as engines
@@ -153,11 +154,28 @@ def test_a_changed_shape_is_refused_and_a_branch_draws_again_what_was_under_way(
     with pytest.raises(BadInput, match='under way in the checkpoint'):
         train.run(config, str(tmp_path / 'run'), steering=Steering(amend=True))
     assert (tmp_path / 'run' / 'config.json').read_text() == before
-    pending = checkpoint.recorded_pending(checkpoint.path_of(str(tmp_path / 'run'), 2))
-    assert list(pending) == ['carried']
+    recorded = checkpoint.recorded_pending(checkpoint.path_of(str(tmp_path / 'run'), 2))
+    assert list(recorded) == ['carried']
     state = train.run(config, str(tmp_path / 'run'), steering=Steering(branch=str(tmp_path / 'branch')))
     # the third step admits 4 + 4 prompts from the oldest one that was under way
     assert int(state.aux['position']) < 4 * 2 + 4 + 8
+
+
+def test_a_branch_drops_the_groups_that_draws_sampled_ahead_have_kept(monkeypatch):
+    monkeypatch.setattr(checkpoint, 'recorded_pending', lambda path: {'0': None})
+    monkeypatch.setattr(checkpoint, 'read_tree', lambda path, abstract, partial: abstract)
+    monkeypatch.setattr(pending, 'oldest_position', lambda under_way: 5)
+    kept = {'since': jnp.array([1, 2, 3, 0]), 'filled': jnp.array([1, 1, 1, 0])}
+    state = TrainState(jnp.int32(2), {}, None, None, {'position': jnp.int32(9), 'kept': kept})
+    aux = branch.draw_pending_again(state, '', set()).aux
+    assert int(aux['position']) == 5 and aux['kept']['filled'].tolist() == [1, 0, 0, 0]
+
+
+def test_ages_count_from_the_step_in_which_a_draw_ahead_was_sampled(tmp_path):
+    _, collector, state = open_collector(tmp_path, collection__staleness=2)
+    draws, _ = collect_steps(collector, state, 4)
+    assert [draw.counts['token_age_most'] for draw in draws[:3]] == [0, 1, 2]  # by the first policy
+    assert draws[3].counts['token_age_most'] >= 2
 
 
 @pytest.mark.parametrize(

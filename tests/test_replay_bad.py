@@ -20,7 +20,9 @@ def broken(ratio, advantages, logprobs):
 
 @pytest.fixture(scope='module')
 def config():
-    return tiny_run.config(supervised__updates=0, learner__max_bad_steps=1, evaluation__prompts=2, checkpoint__every=50)
+    under_way = dict(algorithm__correction='truncated', collection__staleness=1)  # in its checkpoints
+    changes = dict(supervised__updates=0, learner__max_bad_steps=1, evaluation__prompts=2, checkpoint__every=50)
+    return tiny_run.config(**changes, **under_way)
 
 
 @pytest.fixture(scope='module')
@@ -35,7 +37,7 @@ def stopped(config, tmp_path_factory):
 
 def sound():
     """The Algorithm of the config, which is not broken."""
-    return algorithms.make(tiny_run.config().algorithm)
+    return algorithms.make(tiny_run.config(algorithm__correction='truncated').algorithm)
 
 
 def test_a_skipped_update_is_kept_with_the_parameters_that_it_did_not_change(stopped):

@@ -72,7 +72,7 @@ def make_carry(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, T
             asked,
             batches.put_rows(completions, drawer.mesh),
             functools.cache(finish_rewards),
-            counts=count_ages(learned, before, step, waiting=len(complete) - prompts),
+            counts=count_ages(learned, before, step, options.staleness, waiting=len(complete) - prompts),
             stats=stats,
             streams=[stream],
             chosen=ChosenPrompts(np.array([group.index for group in learned]), 0, learned[0].position),
@@ -171,23 +171,26 @@ def as_prompts(drawer: Drawer, groups: Sequence[PendingGroup]) -> Prompts:
     return prompts
 
 
-def count_ages(groups: Sequence[PendingGroup], before: Rollout, step: int, waiting: int) -> dict[str, float]:
+def count_ages(
+    groups: Sequence[PendingGroup], before: Rollout, step: int, staleness: int, waiting: int
+) -> dict[str, float]:
     """Metrics by name of the groups that a step learns from, and of the rows that it had under way.
 
-    before: all rows under way, as they were when the step began; waiting: complete groups that are left for later.
+    before: all rows under way, as they were when the step began; staleness: steps by which its completions were sampled
+    before it; waiting: complete groups that are left for later.
     """
-    ages = np.array([step - group.since for group in groups])
+    ages = np.array([step - max(group.since - staleness, 0) for group in groups])
     mask, version = (
         np.concatenate([getattr(group.rollout, name) for group in groups]) for name in ('loss_mask', 'version')
     )
-    token_ages = (step - version)[mask]
+    newest, token_ages = (version == step)[mask], (step - np.maximum(version - staleness, 0))[mask]
     carried = before.completion_mask.any(1) & ~ended_rows(before)
     return {
         'group_age': float(ages.mean()),
         'group_age_most': int(ages.max()),
         'token_age_most': int(token_ages.max(initial=0)),
         'carried_rows': float(carried.mean()),
-        'carried_tokens': float((token_ages > 0).mean()) if len(token_ages) else 0.0,
+        'carried_tokens': float((~newest).mean()) if len(newest) else 0.0,
         'prefilled_again': int(before.completion_mask[carried].sum()),
         'groups_waiting': waiting,
     }

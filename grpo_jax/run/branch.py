@@ -130,4 +130,7 @@ def draw_pending_again(state: TrainState, path: str, reset_parts: set[str]) -> T
         return state
     pending = checkpoint.read_tree(path, {'pending': pending}, partial=True)['pending']
     position = importlib.import_module('grpo_jax.collect.pending').oldest_position(pending)
-    return state.replace(aux=state.aux | {'position': jnp.int32(position)})
+    aux = state.aux | {'position': jnp.int32(position)}
+    if kept := aux.get('kept'):  # groups of draws that were sampled ahead, too
+        aux['kept'] = kept | {'filled': kept['filled'] * (kept['since'] < state.step)}
+    return state.replace(aux=aux)

@@ -171,8 +171,8 @@ def test_a_budget_makes_columns_grow_and_rows_wait():
 
 
 def test_rows_that_go_on_never_outgrow_the_budget_with_their_second_chunk():
-    # 2 + 2 prompts x 8 rows: all take 4 x 96 + 32 x 16 columns in both chunks; 18 rows, each with its prompt, would take
-    # 18 x (96 + 8) = 1872 in one chunk and 18 x (96 + 16) = 2016 in two, each beside a copy of 16 x 96 = 1536
+    # 2 + 2 prompts x 8 rows: all take 4 x 96 + 32 x 16 columns in both chunks; 18 rows, each with its prompt, would
+    # take 18 x (96 + 8) = 1872 in one chunk and 18 x (96 + 16) = 2016 in two, each beside a copy of 16 x 96 = 1536
     sizes = schedule.make_schedule(
         (4, 8, 8), block=8, segment=2, halvings=1, prompt_columns=96, column_bytes=1, budget=3500
     )
