@@ -11,6 +11,7 @@ from grpo_jax import data, rewards, train
 from grpo_jax.collect import pending
 from grpo_jax.collect.select import make_collector
 from grpo_jax.errors import BadInput
+from grpo_jax.rewards import RewardStream
 from grpo_jax.run import branch, checkpoint
 from grpo_jax.run.open import make_policy, make_run_sampler, open_run, open_splits
 from grpo_jax.run.steering import Steering
@@ -87,10 +88,10 @@ def test_groups_are_taken_in_the_order_of_admission_and_none_is_lost(tmp_path):
         taken = [order.index(index) for index in draw.chosen.indices]
         assert taken == sorted(taken)  # the first complete ones, in order
         learned += taken
-        under_way = [order.index(group.index) for group in state.pending.value()]
+        under_way = [order.index(group.index) for group in state.pending.value[0]]
         assert under_way == sorted(under_way)
         assert sorted(learned + under_way) == list(range(4 * (step + 1) + 4))  # admitted = learned + under way
-        complete = [group.complete for group in state.pending.value()]
+        complete = [group.complete for group in state.pending.value[0]]
         # a complete group that waits was admitted behind all that were taken
         assert all(place > max(taken) for place, done in zip(under_way, complete, strict=True) if done)
         rewarded = draw.finish_rewards()
@@ -98,11 +99,24 @@ def test_groups_are_taken_in_the_order_of_admission_and_none_is_lost(tmp_path):
     assert draw.counts['carried_rows'] > 0 and draw.counts['prefilled_again'] > 0
 
 
+def test_the_next_completions_are_sampled_before_the_rewards_of_the_last_ones_are_there(tmp_path, monkeypatch):
+    _, collector, state = open_collector(tmp_path, collection__staleness=1)
+    waited, results = [], RewardStream.results
+    monkeypatch.setattr(RewardStream, 'results', lambda stream: waited.append(stream) or results(stream))
+    draws, state = collect_steps(collector, state, 2)
+    assert not waited
+    for draw in draws:
+        assert np.isfinite(draw.finish_rewards().rewards).all()
+    assert len(waited) == 2
+    state.pending.pack()
+    assert len(waited) == 3
+
+
 def test_an_old_group_is_finished_before_a_step_ends(tmp_path):
     _, collector, state = open_collector(tmp_path, collection__max_age=1)
     draws, state = collect_steps(collector, state, 5)
     assert max(draw.counts['group_age_most'] for draw in draws) == 1
-    assert all(group.since == 4 for group in state.pending.value() if not group.complete)
+    assert all(group.since == 4 for group in state.pending.value[0] if not group.complete)
 
 
 def test_four_devices_take_the_same_groups_as_one(tmp_path):

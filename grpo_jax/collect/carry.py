@@ -33,7 +33,7 @@ def make_carry(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, T
 
     def collect(state, progress):
         step = int(state.step)
-        groups = load_groups(state.pending, drawer)
+        groups, earlier = load_groups(state.pending, drawer)
         chosen, aux = drawer.choose(step, dict(state.aux), count=prompts + carried - len(groups))
         groups += admit(drawer, chosen.indices, step, int(state.aux['position']))
         dealt = [groups[place] for place in order]
@@ -56,7 +56,7 @@ def make_carry(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, T
         )  # fmt: skip
         after, places = processes.fetch(rollout), np.argsort(order)  # the place of each group
         groups = [group._replace(rollout=rows_of(after, places[i], size)) for i, group in enumerate(groups)]
-        settle = functools.cache(lambda: add_rewards(groups, stream, places, size))
+        settle = Once(lambda: add_rewards(with_rewards(groups, earlier()), stream, places, size))
         complete = [place for place, group in enumerate(groups) if group.complete]
         taken = complete[:prompts]
         left = [place for place in range(len(groups)) if place not in taken]
@@ -77,9 +77,12 @@ def make_carry(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, T
             streams=[stream],
             chosen=ChosenPrompts(np.array([group.index for group in learned]), 0, learned[0].position),
         )
+
+        def settle_left():
+            return [settle()[place] for place in left]
+
         pending = Pending(
-            lambda: {'carried': pack_groups([settle()[place] for place in left])},
-            lambda: [settle()[place] for place in left],
+            lambda: {'carried': pack_groups(settle_left())}, ([groups[place] for place in left], settle_left)
         )
         return draw, state.replace(aux=aux, pending=pending)
 
@@ -98,13 +101,34 @@ def deal(prompts: int, carried: int, shards: int) -> list[int]:
     return order
 
 
-def load_groups(pending: Any, drawer: Drawer) -> list[PendingGroup]:
-    """The groups under way when a step begins, in the order of admission; waits for the rewards of finished rows."""
-    if pending is None:
-        return []
+class Once:
+    """A function without arguments that is called once, and then forgotten with all that it holds."""
+
+    def __init__(self, function: Callable[[], Any]):
+        self._function, self._value = function, None
+
+    def __call__(self) -> Any:
+        """What the function has returned."""
+        if self._function is not None:
+            self._value, self._function = self._function(), None
+        return self._value
+
+
+def load_groups(pending: Any, drawer: Drawer) -> tuple[list[PendingGroup], Callable[[], list[PendingGroup]]]:
+    """(the groups under way when a step begins, in the order of admission; a function that returns them with rewards).
+
+    The function waits for the rewards of finished rows, so that the step may begin before.
+    """
     if isinstance(pending, Pending):
-        return pending.value()
-    return unpack_groups(pending['carried'], drawer.dataset, drawer.sampling.pad_token)[0]
+        return pending.value
+    groups = unpack_groups(pending['carried'], drawer.dataset, drawer.sampling.pad_token)[0] if pending else []
+    return groups, lambda: groups
+
+
+def with_rewards(groups: Sequence[PendingGroup], earlier: Sequence[PendingGroup]) -> list[PendingGroup]:
+    """The groups, of which the first were under way in earlier steps and have rewards from there."""
+    known = [group._replace(judged=e.judged, rewarded=e.rewarded) for group, e in zip(groups, earlier, strict=False)]
+    return [*known, *groups[len(known) :]]
 
 
 def add_rewards(
