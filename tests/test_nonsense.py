@@ -44,7 +44,8 @@ ALLOWED = [
     (
         'zero',
         'none, never, all of them, or off',
-        'collection.max_staleness collection.reference_every collection.retire_above collection.revisit '
+        'collection.max_staleness collection.max_age collection.reference_every collection.retire_above '
+        'collection.revisit '
         'collection.exploration collection.seeding learner.chunk '
         'data.options.blurts '
         'data.options.wrong data.options.slips data.options.share data.options.exchanges evaluation.every '
@@ -99,7 +100,7 @@ ALLOWED = [
     ('True', 'a choice of two', 'data.chat data.strict data.options.tags data.options.results model.random_init '
         'reward.options.code.all_pass model.lora.rslora '
         'reward.options.model.park reward.options.process.park reward.options.process.centred '
-        'reward.steps_with_outcome rollout.accept_bias data.options.short algorithm.kl_corrected '
+        'rollout.accept_bias data.options.short algorithm.kl_corrected '
         'algorithm.dpo_length_norm'),
 ]  # fmt: skip
 MEANINGFUL = {(key, name) for name, _, names in ALLOWED for key in names.split()}
