@@ -92,7 +92,7 @@ def run(config, workdir):
     def initial():
         return learner.initial(make_initial_params(run))
 
-    training = supervised.Training(batch, learner, learner.update, initial)
+    training = supervised.Training(batch, learner, learner.update, learner.update, initial)
     state = supervised.make_trained(run, 'reward model', training)
 
     def predict(labelled):

@@ -109,7 +109,7 @@ def run(
             compiler.wait('the cold start')  # the state's program would wait behind these, without a message
             return learner.initial(params)
 
-        training = Training(batch, learner, update, initial)
+        training = Training(batch, learner, update, learner.update.program, initial)
         return make_trained(opened, 'cold start', training, None if finished else compiler, on_step)
 
 
@@ -145,6 +145,7 @@ class Training(NamedTuple):
     batch: Callable  # (step) -> host arrays
     learner: Any  # a Learner or RewardLearner
     update: Callable  # (TrainState, batch on the mesh) -> (TrainState, metrics)
+    program: Any  # the Executable that it runs
     initial: Callable  # () -> the first TrainState
 
 
@@ -162,7 +163,7 @@ def make_trained(
     """
     settings, learner, origins = run.settings, training.learner, run.settings.data.origins
     with Shell(run.workdir, keep=1) as shell:
-        barrier(shell.newest, settings.recorded, origins, {'update': learner.update.program}, run.contents.recorded)
+        barrier(shell.newest, settings.recorded, origins, {'update': training.program}, run.contents.recorded)
         make_workdir(run, shell.newest)
         state = open_state(run, shell.checkpoints, learner.state) or training.initial()
         if compiler is not None:

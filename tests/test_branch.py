@@ -106,7 +106,9 @@ def test_an_amended_run_is_the_old_one_to_that_step_and_the_new_one_from_there(o
     assert [(row['step'], row['key']) for row in recorded_events(copy)] == [
         (4, key) for key in ('algorithm.clip_high', 'optimizer.learning_rate', 'rollout.temperature')
     ]
-    refused(r'is 0\.003 and not 0\.001; use --amend', copy, 6, **NEW | {'optimizer__learning_rate': 1e-3})
+    refused(
+        r'is 0\.003 and not 0\.001; use Steering\(amend=True\)', copy, 6, **NEW | {'optimizer__learning_rate': 1e-3}
+    )
 
 
 def test_a_learning_rate_of_nothing_stops_the_policy_where_it_is(long, old, copy):

@@ -44,7 +44,7 @@ FLOORS = [
 BATTERIES = ('rewards', 'data', 'environments', 'workers', 'diagnose')  # chosen by a file's name, or passive
 
 # upper bounds of an honest house, which each issue moves by what it may add: lines and tokens of the core and of all
-BUDGETS = {'core': (23_800, 181_500), 'all': (41_000, 304_700)}
+BUDGETS = {'core': (23_850, 181_950), 'all': (41_060, 305_200)}
 RUN_FILES = 16
 DEMO_MODULES, MINIMAL_MODULES = 156, 43  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
 

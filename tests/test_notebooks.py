@@ -386,7 +386,7 @@ def test_tokens_are_coloured_by_their_numbers(by, numbers):
 def test_tokens_of_a_dump_without_them_are_one_and_what_is_missing_is_refused():
     row = {'prompt': '1+1=', 'completion': '2', 'advantage': 0.5, 'reward': None}
     page = notebook.tokens_as_html([row], 'advantage')
-    assert page.count('title=') == 1 and '<b>none</b>' in page and '42,111,187' in page  # blue: positive
+    assert page.count('title=') == 1 and '<b>no reward</b>' in page and '42,111,187' in page  # blue: positive
     with pytest.raises(BadInput, match='is not in this dump'):
         notebook.tokens_as_html([row], 'logprob')
     with pytest.raises(BadInput, match='choose one of advantage, logprob'):

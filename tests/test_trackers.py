@@ -346,7 +346,7 @@ def test_texts_for_tensorboard_are_inert(tmp_path):
     lines = text.split('\n')
     assert len(lines) == writer.SAMPLES and all(line.startswith('    ') for line in lines)  # of a block of code
     assert all(line.isprintable() and len(line) <= writer.LONGEST + 4 for line in lines)
-    assert lines[0].startswith('    1  1+1= -> <script>') and lines[1].startswith('    ?  ')
+    assert lines[0].startswith('    1  1+1= -> <script>') and lines[1].startswith('    no reward  ')
 
 
 def test_rollouts_of_nothing_are_no_histogram(tmp_path):

@@ -206,7 +206,7 @@ def test_a_runs_folder_says_which_pieces_it_has(folder):
     lines = '\n'.join(provenance.describe_run(str(folder / 'run')))
     assert f'algorithm.surrogate: squash of squash.py, sha256 {digest[:12]}' in lines
     assert ('surrogate', f'squash of squash.py, sha256 {digest[:12]}') in list(
-        content.facts(read.read_variants([str(folder / 'run')])[0])
+        content.facts(read.read_variants([str(folder / 'run')])[0], ['grpo'])
     )
     assert list(provenance.verify(str(folder / 'run'))) == []
     (folder / 'run' / 'pieces.json').write_text('{"surrogate": [3]}')
@@ -230,7 +230,7 @@ def test_an_edited_file_is_refused_and_a_moved_one_is_not(folder):
 
 def test_another_number_is_amended(folder):
     begin(by_file(), folder / 'run')
-    assert '--amend' in refusal(by_file(algorithm__width=0.4), folder / 'run')
+    assert 'Steering(amend=True)' in refusal(by_file(algorithm__width=0.4), folder / 'run')
     steered = Steering(amend=True)
     tiny_run.record(open_run(by_file(algorithm__width=0.4), str(folder / 'run'), steered=steered), 3, steered)
     (event,) = recorded_events(folder / 'run')
