@@ -16,7 +16,7 @@ from grpo_jax.sharding import mesh as meshes
 from grpo_jax.tools.preflight import plan, topology
 from tests import tiny_run
 
-OPEN = {'data': 0, 'fsdp': 1, 'context': 1, 'tensor': 1}
+OPEN = {'data': 0, 'fsdp': 1, 'context': 1, 'tensor': 1, 'sampler': 0}
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_an_axis_more_is_taken_where_there_are_fewer_prompts_than_devices():
     every = [(m['data'], m['fsdp'], m['tensor']) for m in meshes.list_meshes(OPEN, c, 64)]
     assert every == [(1, 64, 1), (1, 32, 2)]
     assert meshes.list_meshes(OPEN, c, 256)[0] == {'data': 2, 'fsdp': 128, 'context': 1, 'tensor': 1}  # 896 = 7 * 128
-    assert meshes.list_meshes(OPEN, c, 32, 2)[0] == {'data': 2, 'fsdp': 16, 'context': 1, 'tensor': 1}
+    assert meshes.list_meshes(OPEN, c, 32, 2)[0] == {'data': 2, 'fsdp': 16, 'context': 1, 'tensor': 1, 'sampler': 0}
 
 
 def test_the_mesh_is_said_and_idle_devices_with_what_would_use_them(here, tmp_path, capsys, caplog):
@@ -112,12 +112,12 @@ def begin(config, workdir):
 def test_a_resumed_run_keeps_its_mesh_while_it_has_as_many_devices(here, tmp_path, capsys):
     config = tiny_run.config(data__prompts_per_step=8)
     first = begin(tiny_run.config(data__prompts_per_step=8, mesh__fsdp=2), tmp_path)
-    assert first == {'data': 4, 'fsdp': 2, 'context': 1, 'tensor': 1}
+    assert first == {'data': 4, 'fsdp': 2, 'context': 1, 'tensor': 1, 'sampler': 0}
     assert begin(config, tmp_path) == first
     assert f'mesh: data 4 x fsdp 2 of 8 devices, as recorded in {tmp_path}' in capsys.readouterr().err
     assert not steering.changes(str(tmp_path), open_run(config, str(tmp_path)).settings.recorded)
     here(2)
-    assert begin(config, tmp_path) == {'data': 1, 'fsdp': 2, 'context': 1, 'tensor': 1}
+    assert begin(config, tmp_path) == {'data': 1, 'fsdp': 2, 'context': 1, 'tensor': 1, 'sampler': 0}
     here(8)
     assert begin(config, tmp_path)['fsdp'] == 8
     # a mesh that no longer divides is not kept
