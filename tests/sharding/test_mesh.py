@@ -16,7 +16,7 @@ from grpo_jax.sharding import mesh as meshes
 from grpo_jax.tools.preflight import plan, topology
 from tests import tiny_run
 
-OPEN = {'data': 0, 'fsdp': 1, 'context': 1, 'tensor': 1, 'sampler': 0}
+OPEN = {'data': 0, 'fsdp': 1, 'context': 1, 'tensor': 1}
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_an_axis_more_is_taken_where_there_are_fewer_prompts_than_devices():
     every = [(m['data'], m['fsdp'], m['tensor']) for m in meshes.list_meshes(OPEN, c, 64)]
     assert every == [(1, 64, 1), (1, 32, 2)]
     assert meshes.list_meshes(OPEN, c, 256)[0] == {'data': 2, 'fsdp': 128, 'context': 1, 'tensor': 1}  # 896 = 7 * 128
-    assert meshes.list_meshes(OPEN, c, 32, 2)[0] == {'data': 2, 'fsdp': 16, 'context': 1, 'tensor': 1, 'sampler': 0}
+    assert meshes.list_meshes(OPEN, c, 32, 2)[0] == {'data': 2, 'fsdp': 16, 'context': 1, 'tensor': 1}
 
 
 def test_the_mesh_is_said_and_idle_devices_with_what_would_use_them(here, tmp_path, capsys, caplog):
