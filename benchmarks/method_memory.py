@@ -2,7 +2,7 @@
 
 python -m benchmarks.method_memory [--model=Qwen/Qwen2.5-0.5B] [--topology=v5e:1x1] [--presets=grpo,ppo] [--cache=DIR]
 
-Programs are those of configs/gsm8k.py, 64 completions a step, compiled for the topology by preflight and not run. The
+Preflight compiles the programs of configs/gsm8k.py for the topology, with 64 completions a step; nothing runs. The
 sampler needs the same with each preset and is left out.
 """
 

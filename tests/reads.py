@@ -76,7 +76,7 @@ def recorded():
 
 
 def named_in_code():
-    """The names of attributes that functions of the package read or hand on as texts, without those of ASIDE."""
+    """Names of attributes that the package reads, or hands on as texts; the functions of ASIDE do not count."""
     names = set()
     for path in CODE.rglob('*.py'):
         for function in ast.walk(ast.parse(path.read_text(encoding='utf8'))):

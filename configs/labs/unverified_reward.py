@@ -4,7 +4,7 @@
     python -m grpo_jax.train --config=configs/labs/unverified_reward.py --workdir=runs/mended \
         --config.algorithm.kl=k3 --config.algorithm.kl_coef=1.0
 
-The judge is that of the lab overoptimization, whose verifier shows what becomes of the answers.
+The lab overoptimization has the same judge, and a verifier that shows what becomes of the answers.
 """
 from grpo_jax.configs.labs import hacked_part
 

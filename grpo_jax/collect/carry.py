@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from grpo_jax import rewards
-from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, Progress
-from grpo_jax.collect.pending import Pending, PendingGroup, blank_rewards, ended_rows, pack_groups, stack, unpack_groups
+from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, Progress, rows_of, stack
+from grpo_jax.collect.pending import Pending, PendingGroup, blank_rewards, ended_rows, pack_groups, unpack_groups
 from grpo_jax.hosts import processes
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.mesh import ROW_AXES
@@ -126,7 +126,7 @@ def load_groups(pending: Any, drawer: Drawer) -> tuple[list[PendingGroup], Calla
 
 
 def with_rewards(groups: Sequence[PendingGroup], earlier: Sequence[PendingGroup]) -> list[PendingGroup]:
-    """The groups, of which the first were under way in earlier steps and have rewards from there."""
+    """The groups with the rewards that earlier steps gave them; earlier: the first of them, which were under way."""
     known = [group._replace(judged=e.judged, rewarded=e.rewarded) for group, e in zip(groups, earlier, strict=False)]
     return [*known, *groups[len(known) :]]
 
@@ -150,11 +150,6 @@ def add_rewards(
         judged[rows] = True
         settled.append(group._replace(judged=judged, rewarded=rewarded))
     return settled
-
-
-def rows_of(rollout: Rollout, place: int | np.integer, size: int) -> Rollout:
-    """The rows of the group in a place of a rollout on the host."""
-    return jax.tree.map(lambda x: x[place * size : (place + 1) * size], rollout)
 
 
 def admit(drawer: Drawer, indices: Sequence[int] | np.ndarray, step: int, position: int) -> list[PendingGroup]:

@@ -211,6 +211,16 @@ class Drawer:
         return draw._replace(counts=counts), aux
 
 
+def stack(trees: Sequence[Any]) -> Any:
+    """The rows of several trees of host arrays one after another, as one tree."""
+    return jax.tree.map(lambda *rows: np.concatenate(rows), *trees)
+
+
+def rows_of(tree: Any, place: int | np.integer, size: int) -> Any:
+    """A group of `size` rows of a tree of host arrays; place: the number of the group."""
+    return jax.tree.map(lambda x: x[place * size : (place + 1) * size], tree)
+
+
 def decode_completions(
     tokenizer: Any, rollout: Rollout, stop_tokens: Sequence[int] = ()
 ) -> tuple[list[str], Bool[np.ndarray, ' B'], Int[np.ndarray, ' B']]:

@@ -9,6 +9,7 @@ from grpo_jax.ranges import Amendable, Natural, OneOf, PositiveShare, Range, Rea
 
 # sources that sample nothing: the fields of an example's meta that are a group's completions, the best first
 READ_FROM_DATA = {'demonstrations': ('demonstration',), 'pairs': ('demonstration', 'rejected')}
+EXCHANGED = ('resample', 'replay')  # what happens to dead groups, where other groups take their places
 SCHEDULES = ('frozen', 'hard', 'polyak')  # of the reference
 ALLOCATIONS = ('equal', 'pass_rate', 'uncertainty')  # of a step's completions to its prompts
 UNEQUAL = ReadWith('.allocation', ALLOCATIONS[1:])
@@ -32,7 +33,7 @@ class CollectOptions(NamedTuple):
     # rollouts that resample may draw in a step
     max_draws: Annotated[Amendable[int], Range(least=1, most=10_000), ReadWith('.dead_groups', ('resample',))] = 10
     # steps that groups left over by resample, or of replay, may be old
-    max_staleness: Annotated[Amendable[Natural], ReadWith('.dead_groups', ('resample', 'replay'))] = 0
+    max_staleness: Annotated[Amendable[Natural], ReadWith('.dead_groups', EXCHANGED)] = 0
     # groups that are under way besides those that a step learns from: a step ends when enough of all are complete, and
     # the others go on in the next step; 0: a step waits for all its completions
     in_flight: Natural = 0
@@ -115,7 +116,7 @@ class CollectOptions(NamedTuple):
     @property
     def keeps_groups(self) -> bool:
         """Whether groups are kept from step to step."""
-        return self.dead_groups in ('resample', 'replay') and self.max_staleness > 0
+        return self.dead_groups in EXCHANGED and self.max_staleness > 0
 
 
 def _check_asynchronous(collection):
@@ -126,7 +127,7 @@ def _check_asynchronous(collection):
             f'collection.allocation = {collection.allocation}': collection.allocation != 'equal',
             f'collection.revisit = {collection.revisit:g}': collection.revisit > 0,
             f'collection.dead_groups = {collection.dead_groups}': name == 'in_flight'
-            and collection.dead_groups in ('resample', 'replay'),
+            and collection.dead_groups in EXCHANGED,
         }
         for setting, hinders in hindered.items():
             if getattr(collection, name) and hinders:
@@ -153,7 +154,7 @@ def _check_allocation(collection, group_size, verifier):
         )
     hindered = {
         f'collection.source = {collection.source}': collection.source in READ_FROM_DATA,
-        f'collection.dead_groups = {collection.dead_groups}': collection.dead_groups in ('resample', 'replay'),
+        f'collection.dead_groups = {collection.dead_groups}': collection.dead_groups in EXCHANGED,
     }
     for setting, hinders in hindered.items():
         if hinders:

@@ -13,13 +13,14 @@ import jax
 from jaxtyping import Bool, UInt8
 import numpy as np
 
+from grpo_jax.collect.draw import rows_of, stack
 from grpo_jax.data import Dataset
 from grpo_jax.rewards import Rewards
 from grpo_jax.types import Rollout
 
 
 class PendingGroup(NamedTuple):
-    """The completions of one prompt, on the host, of which some may be unfinished."""
+    """The completions of one prompt, on the host; some of them may be unfinished."""
 
     index: int  # of its example in the data set
     since: int  # the step that admitted it
@@ -45,11 +46,6 @@ class Pending(NamedTuple):
 
     pack: Callable[[], dict[str, UInt8[np.ndarray, ' n']]]  # by name, for a checkpoint; waits for the rewards
     value: Any  # for the collector that has left it
-
-
-def stack(trees: Sequence[Any]) -> Any:
-    """One tree of host arrays, whose rows are those of the trees in turn."""
-    return jax.tree.map(lambda *rows: np.concatenate(rows), *trees)
 
 
 def blank_rewards(like: Rewards, rows: int) -> Rewards:
@@ -115,11 +111,9 @@ def unpack_groups(data: UInt8[np.ndarray, ' n'], dataset: Dataset, pad_token: in
     rewarded = jax.tree_util.tree_map_with_path(lambda path, _: column(jax.tree_util.keystr(path)), like)
     groups = []
     for i, numbers in enumerate(arrays['numbers'].tolist()):
-        rows = slice(i * size, (i + 1) * size)
-        own, own_rewarded = jax.tree.map(lambda x, rows=rows: x[rows], (rollout, rewarded))
         index, since, first, position = numbers
-        judged = arrays['judged'][rows]
-        groups.append(PendingGroup(index, since, first, position, own, judged, own_rewarded))
+        own = rows_of((rollout, arrays['judged'], rewarded), i, size)
+        groups.append(PendingGroup(index, since, first, position, *own))
     return groups, note
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.algorithms import Algorithm
-from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
+from grpo_jax.collect.options import EXCHANGED, READ_FROM_DATA, CollectOptions
 from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import json_file, processes
 from grpo_jax.hosts.files import foreign_writing
@@ -116,7 +116,7 @@ def check_decoded(learning: Learning, sampling: Sampling, options: CollectOption
         return
     hindered = {
         f'collection.source = {algorithm.source}': algorithm.source in ('reference', *READ_FROM_DATA),
-        f'collection.dead_groups = {options.dead_groups}': options.dead_groups in ('resample', 'replay'),
+        f'collection.dead_groups = {options.dead_groups}': options.dead_groups in EXCHANGED,
         f'collection.allocation = {options.allocation}': options.allocation != 'equal',
         f'collection.in_flight = {options.in_flight}': options.in_flight > 0,
         f'collection.staleness = {options.staleness}': options.staleness > 0,

@@ -1,8 +1,8 @@
 """Staleness as a schedule: a step learns from completions of the policy of `collection.staleness` steps before.
 
-In step t the completions of step t + k are sampled, by the policy before update t, and then those of step t are learned
-from; the first policy samples the completions of steps 0 to k. Meanwhile the rewards of the completions that wait are
-computed. Nothing here looks at a clock: which policy samples what is a function of the step.
+Step t first samples the completions of step t + k, by the policy before update t. Then it learns from the completions
+of step t. The first policy samples the completions of steps 0 to k. Rewards of the completions that wait are computed
+meanwhile. Nothing here looks at a clock: which policy samples what is a function of the step.
 
 Inside, the number of a draw stands for the step, so that draws have their own noise; the step whose weights sampled a
 token, Rollout.version, is the draw's number less k, and at least 0.
@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, Progress
-from grpo_jax.collect.pending import Pending, PendingGroup, pack_groups, stack, unpack_groups
+from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, Progress, rows_of, stack
+from grpo_jax.collect.pending import Pending, PendingGroup, pack_groups, unpack_groups
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora
 from grpo_jax.sampler.engine import Stats
@@ -103,9 +103,7 @@ def pack_draw(draw: Draw, drawer: Drawer) -> np.ndarray:
     rollout, rewarded = processes.fetch(draw.rollout), draw.finish_rewards()
     size, groups = len(rewarded.rewards) // len(draw.examples), []
     for place, example in enumerate(draw.examples):
-        rows = slice(place * size, (place + 1) * size)
-        own, own_rewarded = jax.tree.map(lambda x, rows=rows: x[rows], (rollout, rewarded))
-        judged = np.ones(size, bool)
+        (own, own_rewarded), judged = rows_of((rollout, rewarded), place, size), np.ones(size, bool)
         groups.append(PendingGroup(index_of[example.id], 0, 0, draw.chosen.position, own, judged, own_rewarded))
     # without what a clock has measured
     stats = dataclasses.asdict(draw.stats) | {'inspection': processes.fetch(draw.stats.inspection), 'seconds': np.nan}

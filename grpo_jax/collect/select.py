@@ -17,8 +17,8 @@ import numpy as np
 from grpo_jax import algorithms, data, rewards
 from grpo_jax.algorithms import Grouping
 from grpo_jax.collect import demonstrations
-from grpo_jax.collect.draw import Draw, Drawer, Progress, abstract_aux, draw_shapes
-from grpo_jax.collect.options import READ_FROM_DATA
+from grpo_jax.collect.draw import Draw, Drawer, Progress, abstract_aux, draw_shapes, rows_of, stack
+from grpo_jax.collect.options import EXCHANGED, READ_FROM_DATA
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
@@ -27,7 +27,6 @@ from grpo_jax.sampler.engine import Engine, make_sampler
 from grpo_jax.sharding import batches
 from grpo_jax.types import Rollout, TrainState
 
-EXCHANGED = ('resample', 'replay')  # what happens to dead groups, where other groups take their places
 Carry = TypeVar('Carry')
 
 
@@ -72,12 +71,13 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
         collect = importlib.import_module('grpo_jax.collect.carry').make_carry(drawer)
     else:
         collect = make_single_draw(drawer)
+    counts_itself = options.allocation == 'uncertainty' or options.dead_groups in EXCHANGED
     if options.staleness:
         schedule = importlib.import_module('grpo_jax.collect.schedule')
         # which prompts a draw takes depends on the draw before, where that one exchanges or carries groups
-        chained = options.in_flight or options.dead_groups in EXCHANGED or options.allocation == 'uncertainty'
-        collect = schedule.sample_ahead(collect, drawer, options.staleness, None if chained else run.sides)
-    if options.counts_passes and options.allocation != 'uncertainty' and options.dead_groups not in EXCHANGED:
+        sides = None if options.in_flight or counts_itself else run.sides
+        collect = schedule.sample_ahead(collect, drawer, options.staleness, sides)
+    if options.counts_passes and not counts_itself:
         collect = count_learned(collect, drawer)
     programs = {} if engine is None else {'sample': engine}
     return Collector(collect, engine, dataset.examples, programs, abstract_aux(options, shapes, len(dataset.examples)))
@@ -232,17 +232,14 @@ def split_groups(draw: Draw, step: int, gate: str) -> list[Group]:
     size = len(rewarded.rewards) // len(draw.examples)
     dead, groups = find_dead(gate, rewarded, draw.grouping), []
     for i, example in enumerate(draw.examples):
-        rows = slice(i * size, (i + 1) * size)
-        group_rollout, group_rewarded = jax.tree.map(lambda x, rows=rows: x[rows], (rollout, rewarded))
+        group_rollout, group_rewarded = rows_of((rollout, rewarded), i, size)
         groups.append(Group(example, group_rollout, step, group_rewarded, bool(dead[i])))
     return groups
 
 
 def concatenate(groups: Sequence[Group], mesh: jax.sharding.Mesh) -> Draw:
     """The Draw that holds these Groups one after another; their rewards are known."""
-    rollout, rewarded = jax.tree.map(
-        lambda *rows: np.concatenate(rows), *((group.rollout, group.rewarded) for group in groups)
-    )
+    rollout, rewarded = stack([(group.rollout, group.rewarded) for group in groups])
     return Draw([group.example for group in groups], batches.put_rows(rollout, mesh), lambda: rewarded)
 
 
@@ -253,8 +250,7 @@ def load_kept(kept: dict[str, Any], oldest: int, step: int, drawer: Drawer) -> l
     """
     host, groups = jax.device_get(kept), []
     for slot in np.flatnonzero((host['filled'] == 1) & (host['since'] >= oldest)):
-        rows = _rows_of_slot(slot, drawer.shapes.group_size)
-        rollout = jax.tree.map(lambda x, rows=rows: x[rows], host['rollout'])
+        rollout = rows_of(host['rollout'], slot, drawer.shapes.group_size)
         example, since = drawer.dataset.examples[host['index'][slot]], int(host['since'][slot])
         rewarded = drawer.judge([example], rollout, step)
         if not find_dead(drawer.options.gate, rewarded)[0]:
@@ -271,12 +267,7 @@ def store_kept(groups: Sequence[Group], examples: Sequence[Example], like: dict[
     kept = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
     for slot, group in enumerate(groups):
         for array, rows in zip(jax.tree.leaves(kept['rollout']), jax.tree.leaves(group.rollout), strict=True):
-            array[_rows_of_slot(slot, len(rows))] = rows
+            array[slot * len(rows) : (slot + 1) * len(rows)] = rows
         kept['index'][slot], kept['since'][slot] = index_of[group.example.id], group.since
         kept['filled'][slot] = 1
     return jax.tree.map(jnp.asarray, kept)
-
-
-def _rows_of_slot(slot, size):
-    """The slice of the kept rollout's rows for the group in this slot."""
-    return slice(slot * size, (slot + 1) * size)

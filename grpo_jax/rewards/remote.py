@@ -20,12 +20,11 @@ from urllib.parse import urlsplit
 from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.ranges import Count, Free, Natural, NotNegative, Seconds, Share
 from grpo_jax.rewards.custom import RewardError
-from grpo_jax.rewards.scoring import LONGEST, Refused
+from grpo_jax.rewards.scoring import LONGEST, Refused, pause_before
 from grpo_jax.rewards.verdicts import Store
 
 VERDICTS, UNANSWERED = 'verdicts.jsonl', 'unanswered.jsonl'  # files in a workdir
 MOST_BYTES = 2**20  # of an answer
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a request is sent again, twice as long each time
 GATHERING_SECONDS = 0.05  # that completions wait for others of their request
 AGAIN = (408, 409, 425, 429)  # statuses after which a request is sent again; from 500 on all are
 OF_SETTINGS = (401, 402, 403, 404, 405, 407)  # statuses that say nothing of the completion
@@ -322,7 +321,7 @@ def _read_json(text):
 def _pause(key, attempt):
     """Seconds before attempt number `attempt`, from 1: doubled each time, and spread by the request's key."""
     spread = int(hashlib.sha256(f'{key} {attempt}'.encode()).hexdigest()[:8], 16) / 2**32
-    return min(FIRST_PAUSE * 2.0 ** (attempt - 1), LONGEST_PAUSE) * (0.5 + spread)
+    return pause_before(attempt - 1) * (0.5 + spread)
 
 
 def _read_pause(text):

@@ -166,7 +166,7 @@ def call_part(reward_functions: RewardFunctions, part: Part, *arguments: Any, **
             outcome = _after_exception(reward_functions, part, retry, error)
         if outcome:
             return outcome
-        time.sleep(_pause(retry))
+        time.sleep(pause_before(retry))
         retry += 1
 
 
@@ -186,7 +186,7 @@ def _submit(reward_functions, part, *arguments, **known):
                 outcome = _after_exception(reward_functions, part, retry, failure)
             if outcome:
                 return outcome
-            await asyncio.sleep(_pause(retry))
+            await asyncio.sleep(pause_before(retry))
             retry += 1
 
     return reward_functions.resources.event_loop.submit(call())
@@ -209,7 +209,7 @@ def _after_exception(reward_functions, part, retry, error):
     raise error
 
 
-def _pause(retry):
+def pause_before(retry: int) -> float:
     """Seconds before the next call, after call number `retry`, from 0."""
     return min(FIRST_PAUSE * 2.0**retry, LONGEST_PAUSE)
 

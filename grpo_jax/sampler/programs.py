@@ -418,7 +418,7 @@ def _wake_in_shard(spec, key, batch, rollout_state, tokens):
 
 
 def _wake_rows(spec, key, *inputs):
-    """(DecodeBatch, RolloutState, Report) after a pause; numbers are those of _decode_segment."""
+    """(DecodeBatch, RolloutState, Report) after a pause; the Report counts as after a segment."""
     batch, rollout_state, reports = _wake_in_shard(spec, key, *inputs)
     return batch, rollout_state, _over_shards(reports)
 
@@ -579,10 +579,10 @@ class SamplerPrograms:
         return self._executables[key](*inputs)
 
     def send(self, params: Any) -> Any:
-        """What crosses from the learner's mesh to the sampler's, of which `weights` makes the weights.
+        """Sends a policy to the sampler's mesh; `weights` takes what this returns.
 
-        It is the weights themselves, which the learner's side gathers, casts and cuts; with adapters it is the policy's
-        parameters, of which the adapters cross each time and the frozen ones once. On one mesh it is the params.
+        The learner's side gathers, casts and cuts the weights, and they cross. With adapters the policy's parameters
+        cross, the adapters each time and the frozen ones once. On one mesh nothing crosses, and it returns the params.
         """
         if self.sides is None:
             return params

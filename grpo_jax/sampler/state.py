@@ -269,7 +269,7 @@ def open_carried(
     sizes: tuple[int, int, int],
     attend_by: str,
 ) -> DecodeBatch:
-    """The DecodeBatch of all rows, of which those of the first prompts may have tokens of earlier steps.
+    """The DecodeBatch of all rows; rows of the first prompts may have tokens of earlier steps.
 
     These tokens are prefilled, right-aligned, so that they end before own column `length`; rows without tokens begin
     there. sizes are the numbers of prompts and of those that may have tokens, and the columns of the first chunk.

@@ -74,7 +74,7 @@ def step_of(algorithm, options):
 
 
 def settle(config):
-    """The Settings of a config; presets that differ in config.algorithm alone share those of the first of them."""
+    """The Settings of a config; presets whose configs differ in config.algorithm alone share one value."""
     sections = config.to_dict()
     del sections['algorithm']
     if repr(sections) not in SETTLED:

@@ -17,7 +17,7 @@ from test_scoring import make
 from grpo_jax import rewards
 from grpo_jax.configs import gsm8k_judge
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import gold, judge, remote
+from grpo_jax.rewards import gold, judge, remote, scoring
 from grpo_jax.rewards.scoring import Refused
 from grpo_jax.rewards.verdicts import Store
 from grpo_jax.types import Example
@@ -30,7 +30,7 @@ QUESTION = Example('What is 2+2?', '4', 7, {'hint': 'sum', 'level': 3})
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(remote, 'FIRST_PAUSE', 0.02)
+    monkeypatch.setattr(scoring, 'FIRST_PAUSE', 0.02)
     monkeypatch.setenv('JUDGE_KEY', 'sk-secret')
     monkeypatch.setenv('NO_PROXY', '127.0.0.1')
 
