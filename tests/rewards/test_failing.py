@@ -166,7 +166,7 @@ def test_a_completion_at_its_deadline_is_not_tried_again():
 
 def test_pauses_grow_to_a_minute(monkeypatch):
     monkeypatch.setattr(scoring, 'FIRST_PAUSE', 1.0)
-    assert [scoring._pause(retry) for retry in (0, 1, 2, 5, 6, 99)] == [1, 2, 4, 32, 60, 60]
+    assert [scoring.pause_before(retry) for retry in (0, 1, 2, 5, 6, 99)] == [1, 2, 4, 32, 60, 60]
 
 
 def test_the_gold_self_test_asks_again_and_then_refuses():
