@@ -1,4 +1,4 @@
-"""Compiles what runs in kernels for a topology: python tests/compile_kernels.py TOPOLOGY MODEL... Prints each program."""
+"""Compiles what runs in kernels: python tests/compile_kernels.py TOPOLOGY MODEL... Prints each program."""
 
 import dataclasses
 import os
