@@ -245,10 +245,7 @@ def record_programs(workdir: str, programs: Mapping[str, Any], records: Mapping[
 
 
 def is_finished(config, workdir, algorithm=None) -> bool:
-    """Returns whether workdir holds a finished run of exactly this config; raises BadInput when it has more steps.
-
-    algorithm: as given to run.
-    """
+    """Whether workdir holds a finished run of exactly this config; raises BadInput when it has more steps."""
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):
         return False

@@ -86,10 +86,7 @@ def encode_completions(
 def as_rollout(
     prompts: Prompts, completions: Sequence[Sequence[Sequence[int]]], shapes: batches.Shapes, pad_token: int
 ) -> Rollout:
-    """The Rollout, on the host, that holds these completions; its logprobs are 0.
-
-    completions[p] has the token ids of prompt p's completions, group_size of them.
-    """
+    """The Rollout, on the host, of these completions, token ids by prompt and by place in it; its logprobs are 0."""
     ids = [row for group in completions for row in group]
     tokens = np.full((len(ids), shapes.tokens), pad_token, np.int32)
     mask = np.zeros(tokens.shape, bool)

@@ -61,10 +61,7 @@ class CollectOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section, *, group_size: int, corrected: bool, reward_options: rewards.RewardOptions):
-        """CollectOptions of config.collection; BadInput for what cannot work.
-
-        corrected: the algorithm accounts for completions of other policies.
-        """
+        """CollectOptions of config.collection; BadInput for what cannot work. corrected: older policies may sample."""
         collection, verifier = cls(**ranges.read_section(cls, section, 'collection')), reward_options.verifies_all
         if (collection.reference == 'frozen') != (collection.reference_every == 0):
             raise BadInput(

@@ -259,10 +259,7 @@ def load_kept(kept: dict[str, Any], oldest: int, step: int, drawer: Drawer) -> l
 
 
 def store_kept(groups: Sequence[Group], examples: Sequence[Example], like: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of aux['kept'] that hold these Groups, at most P.
-
-    examples: of the data set. like: a tree of arrays with the shapes and dtypes of aux['kept'].
-    """
+    """The arrays of aux['kept'] that hold these Groups, at most P; like: a tree of arrays of the same form."""
     index_of = {example.id: index for index, example in enumerate(examples)}
     kept = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
     for slot, group in enumerate(groups):

@@ -24,10 +24,7 @@ TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
 
 def make_mesh_ops(model_config: transformer.ModelConfig, mesh: Mesh, learning: Learning) -> MeshOps:
-    """The MeshOps of a model on the mesh, with the adapters and the attention that learning names.
-
-    Raises BadInput for learner.attention='splash' on devices without such a kernel.
-    """
+    """The MeshOps of a model on the mesh; raises BadInput for learner.attention='splash' on devices without it."""
     by = _attend_by(learning.attention, mesh)
     if mesh.size == 1:
         return ALONE._replace(attend=functools.partial(_attend_alone, by=by))

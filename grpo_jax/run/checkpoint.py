@@ -243,10 +243,7 @@ def restore(checkpoints: Any, abstract: TrainState, read: Read = read_tree) -> T
 
 
 def abstract_tree(path: str, sharding: Any) -> Any:
-    """ShapeDtypeStructs of a checkpoint's arrays, all with one sharding.
-
-    path: the checkpoint's folder, whose metadata is read. Raises Damaged when that cannot be read.
-    """
+    """ShapeDtypeStructs of the arrays in a checkpoint's folder, with one sharding; Damaged where it cannot be read."""
     try:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _array_metadata(path))
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
@@ -276,18 +273,12 @@ def _ignore_late_callbacks():
 
 
 def recorded_digests(path: str) -> dict[str, list[str]]:
-    """{name: [kind, sums]} of a checkpoint's arrays when they were saved; kind and sums are fields of digest.Digest.
-
-    Raises errors of many kinds for damaged files.
-    """
+    """{name: [kind, sums]} of a checkpoint's arrays, see digest.Digest; errors of many kinds for damaged files."""
     return _read_metadata(path)['custom_metadata']['digests']
 
 
 def recorded_pending(path: str) -> dict[str, np.ndarray] | None:
-    """Arrays of zeros in the shapes of what is pending in a checkpoint; None where nothing is.
-
-    Raises Damaged when the checkpoint's metadata cannot be read.
-    """
+    """Zeros in the shapes of what is pending in a checkpoint; None where nothing is. Raises Damaged as kinds does."""
     try:
         kinds = {name: kind for name, (kind, _) in recorded_digests(path).items()}
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
@@ -428,10 +419,7 @@ def find_newest(workdir: str) -> str:
 
 
 def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
-    """Raises BadInput when names, dtypes or shapes of a checkpoint's parameters differ from the abstract ones.
-
-    path: the checkpoint's folder; thing, value: the flag that named the checkpoint, for the message.
-    """
+    """Raises BadInput(thing, value) for a checkpoint whose parameters have other names, dtypes or shapes."""
     actual = {name: kind for name, kind in kinds(path).items() if name.startswith('params/')}
     wanted = _kinds_by_name({'params': abstract})
     for name in sorted(wanted.keys() | actual.keys()):
@@ -451,10 +439,7 @@ def parts_to_reset(amended: set[str]) -> set[str]:
 
 
 def differs_in_observed(path: str, abstract: TrainState) -> bool:
-    """Whether the arrays of a checkpoint and of a run differ, and only in OBSERVED parts.
-
-    path: the checkpoint's folder; abstract: the run's state.
-    """
+    """Whether the arrays of a checkpoint's folder and of a run's state differ, and only in OBSERVED parts."""
     try:
         digests = recorded_digests(path)
     except Exception:  # damaged: the error comes when the checkpoint is read

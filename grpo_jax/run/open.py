@@ -280,10 +280,7 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
 def make_mesh_check(
     model_config: transformer.ModelConfig, adapters: lora.LoraOptions, teacher: str, dealt: Mapping[str, int]
 ) -> Callable[[Mapping[str, int]], bool]:
-    """Returns fits({axis: size}): whether a mesh divides the matrices of policy and teacher, and each count of `dealt`.
-
-    teacher: its folder; a teacher that is not here counts as none.
-    """
+    """fits({axis: size}): whether a mesh divides the policy, a teacher that is here, and each count of `dealt`."""
     tables = [lora.policy_table(model_config, adapters)]
     if os.path.isdir(teacher):
         tables.append(transformer.param_table(families.load_config(teacher)))
@@ -300,10 +297,7 @@ def make_mesh_check(
 
 
 def check_context(columns: int, folder: str, budget: str = 'rollout.max_tokens') -> None:
-    """Raises BadInput when `columns`, tokens of prompt and completion, exceed the context of a folder's model.
-
-    budget: the key of the completion's tokens, for the message.
-    """
+    """Raises BadInput when `columns` tokens exceed the context of a folder's model; budget: a key for the message."""
     most = families.context_length(folder)
     if columns > most:
         raise BadInput(
@@ -431,10 +425,7 @@ def open_changes(config: Any, workdir: str, algorithm: Algorithm | None = None) 
 
 
 def open_algorithm(run: Run, algorithm: Algorithm, outer: Checks | None = None) -> Run:
-    """The Run with an algorithm. Raises BadInput for all that does not fit, and warns of doubtful settings.
-
-    outer: as in open_run.
-    """
+    """The Run with an algorithm; BadInput for all that does not fit, and warnings of doubts. outer: as in open_run."""
     settings, learning, model = run.settings, run.settings.learning, run.model
     section, shapes, lora_rank = settings.algorithm, settings.step_shapes(algorithm), settings.model.lora.rank
     kept = algorithm.keeps_reference or settings.log.kl_every > 0
@@ -525,10 +516,7 @@ def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunc
 
 
 def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.Dataset:
-    """The tokenized Dataset of a split, 'train' or 'test'; of the split train, with a warning, where there is no test.
-
-    train: the split train, if it is read already.
-    """
+    """The Dataset of the split train or test; where there is no test, that of train (`train`), with a warning."""
     options = run.settings.data
     # where the rewards were refused, nobody knows which rows need an answer
     needs_answer = (lambda example: False) if run.rewards is UNMADE else run.rewards.needs_answer
@@ -596,10 +584,7 @@ def make_weights(run: Run) -> Any:
 
 
 def make_policy(run: Run, weights: Any = None) -> Any:
-    """The policy's first parameters on the mesh: the model's, with adapters where the config has them.
-
-    weights: float32 parameters in the place of the model's.
-    """
+    """The policy's first parameters on the mesh, with its adapters; weights: float32, in the place of the model's."""
     source, config = run.settings.model, run.model.config
     weights = make_weights(run) if weights is None else weights
     if not source.lora.rank:

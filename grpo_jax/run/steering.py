@@ -371,10 +371,7 @@ def check_programs(workdir: str, recorded: Mapping[str, Any], programs: Mapping[
 
 
 def record_environment(workdir: str) -> None:
-    """Appends this process's environment to workdir/environment.json, which has an entry for each start of the run.
-
-    Warns when the code or jax differ from the first entry's.
-    """
+    """Appends this start to environment.json; warns when the code or jax differ from the first entry's."""
     path = os.path.join(workdir, ENVIRONMENT)
     entries = _read_environments(path) if os.path.exists(path) else []
     entry = describe_environment()
@@ -457,10 +454,7 @@ def _run_command(command):
 
 
 def record_origins(workdir: str, origins: Sequence[data.Origin]) -> None:
-    """Writes origins to workdir/data.json, so that a resumed run reads the same data, like the same commits of the hub.
-
-    Writes nothing when all data are generated.
-    """
+    """Writes origins to data.json, from which a resumed run reads the same data; not when all are generated."""
     if any(any(origin) for origin in origins):
         os.makedirs(workdir, exist_ok=True)
         json_file.write(os.path.join(workdir, 'data.json'), [origin._asdict() for origin in origins])

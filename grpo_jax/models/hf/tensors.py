@@ -61,10 +61,7 @@ class Part(NamedTuple):
 
 
 def list_tensors(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
-    """The tensors in model.safetensors, or in the files that the folder's index names, by name.
-
-    Raises BadInput when a file is absent or damaged, or lacks a tensor that the index puts there.
-    """
+    """The tensors of model.safetensors, or of the index's files, by name; BadInput for absent or damaged files."""
     folders.check(folder)
     placed, stored = _read_index(folder), {}
     for path in sorted(set(placed.values())) or [os.path.join(folder, 'model.safetensors')]:
