@@ -256,7 +256,8 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
         return settings
     dealt = settings.dealt(labels=head)
     fits = make_mesh_check(model_config, settings.model.lora, settings.teacher.path, dealt)
-    recorded, how = steering.recorded_mesh(workdir), 'chosen'
+    recorded, how = steering.value_of(steering.recorded_config(workdir), 'mesh'), 'chosen'
+    recorded = recorded and meshes.sizes_of(recorded)
     if used == 1 and recorded and math.prod(recorded.values()) == count and fits(recorded):
         sizes, how = recorded, f'as recorded in {workdir}'
     else:

@@ -201,13 +201,13 @@ class SamplerSpec:
             )
 
         batch = jax.eval_shape(make_empty)
-        return _to_abstract(batch, jax.tree.map(self.sharding, batch))
+        return compiled.with_shardings(batch, jax.tree.map(self.sharding, batch))
 
     def _abstract_results(self, key):
         """The abstract results of a program."""
         kind = PROGRAMS[key.kind]
         results = jax.eval_shape(functools.partial(kind.function, self, key), *kind.abstract_inputs(self, key))
-        return _to_abstract(results, self.shardings(key, results))
+        return compiled.with_shardings(results, self.shardings(key, results))
 
     def shardings(self, key: ProgramKey, results: Any) -> Any:
         """A NamedSharding for each result of a program."""
@@ -221,11 +221,6 @@ class SamplerSpec:
             cut = ('tensor',) if _cuts_heads(self.model_config, self.mesh) else ()
             return NamedSharding(self.mesh, PartitionSpec(*(None, None, ROW_AXES, None, None)[:heads], *cut))
         return NamedSharding(self.mesh, ROWS if array.shape else SAME)
-
-
-def _to_abstract(shapes, shardings):
-    """Abstract arrays with these shapes and shardings."""
-    return jax.tree.map(lambda x, sharding: compiled.abstract(x.shape, x.dtype, sharding), shapes, shardings)
 
 
 def _abstract_prompts(spec, key):
@@ -244,7 +239,7 @@ def _abstract_prompts(spec, key):
 def _abstract_tables(spec, key):
     """The abstract automata, which every device has."""
     automata = stops.abstract_automata(spec.sampling, spec.model_config.vocab_size)
-    return _to_abstract(automata, dict.fromkeys(automata, specs.replicated(spec.mesh)))
+    return compiled.with_shardings(automata, dict.fromkeys(automata, specs.replicated(spec.mesh)))
 
 
 def _abstract_chunk(spec, key):
