@@ -315,11 +315,8 @@ def open_subject(
     random weights.
     """
     if (config is None) == (workdir is None):
-        raise BadInput(
-            '--workdir',
-            NO_VALUE,
-            'and --config: give one of them, the folder of a run, or the config of a model in model.path',
-        )
+        remedy = 'and --config: give one of them, the folder of a run, or the config of a model in model.path'
+        raise BadInput('--workdir', NO_VALUE, remedy)
     if workdir is not None:
         run = open_recorded(workdir, trust, evaluation=evaluation)
 

@@ -236,11 +236,8 @@ def teacher_config(folder: str, path: str, vocab_size: int, columns: int, mesh: 
         config, context = families.load_config(folder), families.context_length(folder)
         specs.params(transformer.param_table(config), mesh)  # raises where an axis does not divide
     if config.vocab_size < vocab_size:
-        raise BadInput(
-            'teacher.path',
-            path,
-            f'has {config.vocab_size} tokens and the policy {vocab_size}; name a teacher that knows all of them',
-        )
+        remedy = f'has {config.vocab_size} tokens and the policy {vocab_size}; name a teacher that knows all of them'
+        raise BadInput('teacher.path', path, remedy)
     if columns > context:
         raise BadInput(
             'teacher.path',
@@ -316,11 +313,8 @@ def check_reference(
     checkpoint, the path is not looked at. source: config.model, a ModelSource. config: the policy's ModelConfig.
     """
     if path and source.lora.rank:
-        raise BadInput(
-            'reference.path',
-            path,
-            "the reference of adapters shares the policy's frozen weights; use '' or lora.rank 0",
-        )
+        remedy = "the reference of adapters shares the policy's frozen weights; use '' or lora.rank 0"
+        raise BadInput('reference.path', path, remedy)
     if path and not keeps_reference:
         raise BadInput(
             'reference.path', path, "this algorithm keeps no reference; set algorithm.kl or log.kl_every, or use ''"

@@ -121,11 +121,8 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
         values, its_origin = origin.choose_folder(module, values, options.path, options.revision, *recorded)
         return options._replace(options=values, origins=(its_origin,))
     if options.path or options.revision:
-        raise BadInput(
-            'data.path, data.revision',
-            (options.path, options.revision),
-            'each source of a mixture has its own; leave these empty',
-        )
+        remedy = 'each source of a mixture has its own; leave these empty'
+        raise BadInput('data.path, data.revision', (options.path, options.revision), remedy)
     module.weights(**values)  # refuses what cannot be mixed
     sources, origins = [], []
     for k, source in enumerate(values['sources']):

@@ -110,11 +110,8 @@ def text_field(row: Mapping, field: str, where: str) -> str:
     """
     value = get_field(row, field)
     if value is None:
-        raise BadInput(
-            where,
-            NO_VALUE,
-            f'has nothing in field {field!r}; mend the row, which has {", ".join(map(str, row)) or "no field"}',
-        )
+        remedy = f'has nothing in field {field!r}; mend the row, which has {", ".join(map(str, row)) or "no field"}'
+        raise BadInput(where, NO_VALUE, remedy)
     if isinstance(value, bool) or not isinstance(value, (str, int, float, decimal.Decimal)):
         raise BadInput(
             where, shorten(value), f'field {field!r} must be text or a number; mend the row, which has {sorted(row)}'

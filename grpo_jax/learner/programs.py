@@ -241,11 +241,8 @@ def make_reward_learner(
     """
     table = heads.param_table(model_config)
     if shapes.prompts % learning.microbatches:
-        raise BadInput(
-            'learner.microbatches',
-            learning.microbatches,
-            f'does not cut {shapes.prompts} examples into equal parts; choose a divisor',
-        )
+        remedy = f'does not cut {shapes.prompts} examples into equal parts; choose a divisor'
+        raise BadInput('learner.microbatches', learning.microbatches, remedy)
     batches.check_divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning.microbatches)
     batches.check_columns(mesh, shapes)
     learning = learning._replace(epochs=1, minibatches=1)

@@ -301,11 +301,8 @@ def check_context(columns: int, folder: str, budget: str = 'rollout.max_tokens')
     """Raises BadInput when `columns` tokens exceed the context of a folder's model; budget: a key for the message."""
     most = families.context_length(folder)
     if columns > most:
-        raise BadInput(
-            f'data.max_prompt_tokens + {budget}',
-            columns,
-            f"is beyond the model's context of {most} positions; lower one",
-        )
+        remedy = f"is beyond the model's context of {most} positions; lower one"
+        raise BadInput(f'data.max_prompt_tokens + {budget}', columns, remedy)
 
 
 def _check_model_path(changes, workdir, folder, random_init, steered):
@@ -491,11 +488,8 @@ def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunc
     """
     reads, name = algorithm.advantage_reads, pieces.name_of(algorithm.advantage)
     if algorithm.needs_steps and not functions.steps:
-        raise BadInput(
-            'reward.step_rewards',
-            NO_VALUE,
-            f'is empty, and advantage {name} needs rewards of steps; name a reward that has them, like calculator',
-        )
+        remedy = f'is empty, and advantage {name} needs rewards of steps; name a reward that has them, like calculator'
+        raise BadInput('reward.step_rewards', NO_VALUE, remedy)
     if 'correct' in reads | algorithm.reads and not (options.verifies_all or algorithm.source == 'pairs'):
         raise BadInput(
             'reward.verifier',

@@ -427,11 +427,8 @@ def compare(rows: Rows, preset: str, other: str, name: str = 'reward_after') -> 
     pairs = [(runs[preset][seed][name], runs[other][seed][name]) for seed in runs[preset] if seed in runs[other]]
     differences = np.array([a - b for a, b in pairs if not math.isnan(a - b)])
     if len(differences) < 2:
-        raise BadInput(
-            'seeds',
-            NO_VALUE,
-            f'that have {name} of both presets are {len(differences)}, and an interval needs 2; run more',
-        )
+        remedy = f'that have {name} of both presets are {len(differences)}, and an interval needs 2; run more'
+        raise BadInput('seeds', NO_VALUE, remedy)
     low, high = statistics.mean_interval(differences, level=LEVEL)
     return Comparison(name, preset, other, len(differences), float(differences.mean()), low, high)
 

@@ -302,11 +302,8 @@ def _scaled_block(tensor, scale, block):
             return 1, columns
         if block and scale.shape == (-(-rows // block[0]), -(-columns // block[1])):
             return block
-    raise BadInput(
-        scale.name,
-        (scale.dtype, *scale.shape),
-        f'is no scale of {tensor.shape} in blocks of weight_block_size {block}; {folders.REMEDY}',
-    )
+    remedy = f'is no scale of {tensor.shape} in blocks of weight_block_size {block}; {folders.REMEDY}'
+    raise BadInput(scale.name, (scale.dtype, *scale.shape), remedy)
 
 
 def load_parameter(

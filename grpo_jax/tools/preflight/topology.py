@@ -80,11 +80,8 @@ def find_gpu(name: str) -> Chip | None:
     known = GPUS.get(kind) or (Chip(memory=float(kind) * GIB) if re.fullmatch(r'\d+(\.\d+)?', kind) else None)
     if known is None:
         choices = ', '.join(f'gpu:{kind}' for kind in GPUS)
-        raise BadInput(
-            '--topology',
-            name,
-            f'is no GPU; choose {choices}, or the GiB of one like gpu:24, for several like gpu:h100x8',
-        )
+        remedy = f'is no GPU; choose {choices}, or the GiB of one like gpu:24, for several like gpu:h100x8'
+        raise BadInput('--topology', name, remedy)
     return known._replace(memory=known.memory * taken())
 
 
