@@ -371,10 +371,7 @@ def _open_branch(config, workdir, functions, steered, outer):
 
 
 def make_algorithm(config: Any, algorithm: Algorithm | None = None, outer: Checks | None = None) -> Algorithm:
-    """The Algorithm of a run: `algorithm`, or without it the Algorithm that the config describes.
-
-    outer: as in open_run. Raises BadInput when the config cannot work, or config.collection contradicts `algorithm`.
-    """
+    """The Algorithm of a run, `algorithm` or the config's; BadInput where it cannot work. outer: as in open_run."""
     with Checks(outer) as check:
         section = Settings.from_config(config, check).algorithm
         collection = check(ranges.checked, CollectOptions, config.get('collection'), 'collection')
@@ -528,10 +525,7 @@ def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.
 
 
 def open_splits(run: Run, outer: Checks | None = None) -> data.Splits:
-    """The train and test splits; raises BadInput when they share most test prompts.
-
-    outer: as in open_run; the splits are UNMADE where the Run's data or tokenizer are.
-    """
+    """The train and test splits, UNMADE without data or tokenizer; BadInput when they share most test prompts."""
     with Checks(outer) as check:
         readable = UNMADE if UNMADE in (run.settings.data, run.model) else run
         train = check(open_split, readable, 'train')

@@ -147,10 +147,7 @@ def run(
 
 
 def choose_presets(names: str) -> list[str]:
-    """Returns the presets of a comma-separated list, or of 'all'; raises BadInput for an unknown preset.
-
-    A preset is a file in configs/algorithms, by its name, or FILE.py of a user.
-    """
+    """The presets of a comma-separated list, or of 'all': names in configs/algorithms, or FILE.py; else BadInput."""
     folder = os.path.join(PACKAGE, 'configs', 'algorithms')
     choices = sorted(name[:-3] for name in os.listdir(folder) if name.endswith('.py') and name[0] != '_')
     chosen = choices if names == 'all' else list(dict.fromkeys(names.split(',')))
