@@ -28,7 +28,7 @@ VERDICT = re.compile(
 
 
 def read_option(text: str, canonicalize) -> str | None:
-    """The option that a statement names, canonicalized, without a sentence behind; None without one, and for several."""
+    """The option that a statement names, canonicalized, without a sentence behind; None for none and for several."""
     plain = SPACE.sub(' ', TEXT.sub(r'\1 ', text)).strip(' *$"\'`_')
     match = OPTION.fullmatch(plain)
     if not match:
