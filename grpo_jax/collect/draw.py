@@ -69,6 +69,9 @@ class Draw(NamedTuple):
         return processes.fetch((self.rollout.tokens, self.rollout.completion_mask))
 
 
+Collect = Callable[[TrainState, Progress], tuple[Draw, TrainState]]  # how a step gets what it learns from
+
+
 @dataclasses.dataclass(frozen=True)
 class Drawer:
     """Draws completions of a step's next prompts, by sampling or from the data. It keeps no state between draws."""

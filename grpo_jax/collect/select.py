@@ -17,7 +17,7 @@ import numpy as np
 from grpo_jax import algorithms, data, rewards
 from grpo_jax.algorithms import Grouping
 from grpo_jax.collect import demonstrations
-from grpo_jax.collect.draw import Draw, Drawer, Progress, abstract_aux, draw_shapes, rows_of, stack
+from grpo_jax.collect.draw import Collect, Draw, Drawer, abstract_aux, draw_shapes, rows_of, stack
 from grpo_jax.collect.options import EXCHANGED, READ_FROM_DATA
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
@@ -25,7 +25,7 @@ from grpo_jax.rewards import Rewards
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.engine import Engine, make_sampler
 from grpo_jax.sharding import batches
-from grpo_jax.types import Rollout, TrainState
+from grpo_jax.types import Rollout
 
 Carry = TypeVar('Carry')
 
@@ -33,7 +33,7 @@ Carry = TypeVar('Carry')
 class Collector(NamedTuple):
     """Collects what each step learns from."""
 
-    collect: Callable[[TrainState, Progress], tuple[Draw, TrainState]]  # rewards may still be computed
+    collect: Collect  # rewards may still be computed
     engine: Engine | None  # the sampler; None: completions are read from the data
     examples: Sequence[Example]  # all whose prompts may be drawn
     programs: dict[str, Engine]  # by name
@@ -83,7 +83,7 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     return Collector(collect, engine, dataset.examples, programs, abstract_aux(options, shapes, len(dataset.examples)))
 
 
-def make_single_draw(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+def make_single_draw(drawer: Drawer) -> Collect:
     """Makes collect(state, progress) -> (Draw, TrainState) for steps that learn from one draw."""
 
     def collect(state, progress):
@@ -93,9 +93,7 @@ def make_single_draw(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[D
     return collect
 
 
-def count_learned(
-    collect: Callable[[TrainState, Progress], tuple[Draw, TrainState]], drawer: Drawer
-) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+def count_learned(collect: Collect, drawer: Drawer) -> Collect:
     """Makes collect(state, progress) that also counts the passes of the prompts that the step learns from."""
 
     def collect_and_count(state, progress):
@@ -180,7 +178,7 @@ def replay(
     return SelectedGroups(alive, dead, kept_next, 1), carry
 
 
-def make_exchange(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+def make_exchange(drawer: Drawer) -> Collect:
     """Makes collect(state, progress) -> (Draw, TrainState) for steps that replace dead groups: resample, replay."""
     options, prompts, examples = drawer.options, drawer.shapes.prompts, drawer.dataset.examples
 

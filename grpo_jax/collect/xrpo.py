@@ -6,7 +6,7 @@ a seeded prompt are learned from behind the exemplars, and compared with the pro
 exemplars come from a corpus; here they are the policy's own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxtyping import Int
@@ -14,19 +14,16 @@ import numpy as np
 
 from grpo_jax import data
 from grpo_jax.collect import allocate
-from grpo_jax.collect.draw import Draw, Drawer, Progress, count_sizes
+from grpo_jax.collect.draw import Collect, Drawer, count_sizes
 from grpo_jax.collect.select import concatenate, split_groups
 from grpo_jax.data import Dataset, pick
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt, write_messages
 from grpo_jax.example import Example
-from grpo_jax.types import TrainState
 
 BETWEEN = '\n'  # stands between a completion and the next prompt, where there is no chat
 
 
-def make_rounds(
-    drawer: Drawer, prompt_format: PromptFormat
-) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+def make_rounds(drawer: Drawer, prompt_format: PromptFormat) -> Collect:
     """Makes collect(state, progress) -> (Draw, TrainState), which samples a step in rounds (see allocate.explore)."""
     options, unit, queries = drawer.options, drawer.shapes.group_size, drawer.shapes.queries
     pad_token, thinking_start = drawer.sampling.pad_token, drawer.sampling.thinking_start

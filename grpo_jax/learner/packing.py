@@ -79,8 +79,6 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
         behind = 'its group' if whole_groups else 'a completion'
         remedy = f'is too short for a prompt of {sizes.queries} tokens with {behind}; choose {least} or more'
         raise BadInput('learner.pack_columns', columns, remedy)
-    if learning.pack_rows < 1:
-        raise BadInput('learner.pack_rows', learning.pack_rows, 'must be at least 1, since rows are packed; raise it')
     multiple = 8 * context_size
     if columns % multiple:
         remedy = f'must be a multiple of 8 x mesh.context = {multiple}; raise it to {columns + -columns % multiple}'

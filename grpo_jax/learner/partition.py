@@ -136,10 +136,7 @@ def _gather(over_mesh, fsdp, w, stacked, cut):
 
 
 def _attend_by(choice, mesh):
-    """Returns attention.Rule.by for the mesh's devices: splash, cudnn or xla. choice: learner.attention.
-
-    Raises BadInput for the choice 'splash' on GPUs.
-    """
+    """attention.Rule.by for the mesh's devices: splash, cudnn or xla; BadInput for the choice 'splash' on GPUs."""
     device = mesh.devices.flat[0]
     platform = device.platform
     if choice == 'splash' and platform not in ('tpu', 'cpu'):

@@ -332,11 +332,7 @@ def _are_equal(old, new, names):
 
 
 def _open_branch(config, workdir, functions, steered, outer):
-    """The Run of the branch that `steered` names, whether it exists already or is new; workdir: its parent.
-
-    Raises BadInput when the branch's folder holds anything else than a branch of workdir, the parent has no checkpoint,
-    or its adapters do not fit.
-    """
+    """The Run of the branch that `steered` names, whether it exists already or is new; workdir: its parent."""
     branch = steered.branch
     places = os.path.realpath(workdir), os.path.realpath(branch)
     if os.path.commonpath(places) in places:
@@ -460,10 +456,7 @@ def open_algorithm(run: Run, algorithm: Algorithm, outer: Checks | None = None) 
 
 
 def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm: Algorithm):
-    """Raises BadInput for a loss of whole groups when groups of unequal sizes may be cut, or have no common size.
-
-    allocation: of config.collection; minibatches: of config.learner; weights: of config.algorithm.
-    """
+    """Raises BadInput for a loss of whole groups when groups of unequal sizes may be cut, or have no common size."""
     if allocation == 'equal':
         return
     if 'group_ids' in algorithm.reads:

@@ -426,10 +426,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _describe_clone(root: str) -> dict[str, Any]:
-    """{'commit': the hash of HEAD, 'edited': whether grpo_jax or configs have edits} for the git clone at root.
-
-    {} if root is no clone, if it has no commit, and if git cannot be run.
-    """
+    """{'commit': of HEAD, 'edited': whether grpo_jax has edits} of the git clone at root; {} where git cannot tell."""
     if not os.path.exists(os.path.join(root, '.git')):  # an installed package may lie in a clone of something else
         return {}
     git = ['git', '-c', f'safe.directory={root}', '-C', root]

@@ -448,10 +448,8 @@ def record_sources(workdir: str, functions: Mapping[str, Callable]) -> None:
 
 def main() -> None:
     """Runs the command."""
-    presets, seeds = choose_presets(flags.FLAGS.presets), flags.FLAGS.seeds
-    if seeds < 1:
-        raise BadInput('--seeds', seeds, 'must be at least 1; raise it')
-    run(config_from_flag(flags.FLAGS['config']), presets, seeds, flags.FLAGS.workdir)
+    values = flags.FLAGS
+    run(config_from_flag(values['config']), choose_presets(values.presets), values.seeds, values.workdir)
 
 
 if __name__ == '__main__':
