@@ -473,9 +473,7 @@ def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm
 
 
 def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunctions, algorithm: Algorithm):
-    """Raises BadInput if no verifier or no rewards of steps are there though the algorithm reads what they say, or if
-    options shape a total reward that the algorithm does not read.
-    """
+    """Raises BadInput where the algorithm reads verdicts or steps that no reward gives, or not what is shaped."""
     reads, name = algorithm.advantage_reads, pieces.name_of(algorithm.advantage)
     if algorithm.needs_steps and not functions.steps:
         remedy = f'is empty, and advantage {name} needs rewards of steps; name a reward that has them, like calculator'
