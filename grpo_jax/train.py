@@ -158,9 +158,8 @@ def check(config, workdir, algorithm=None, functions=None, steering=None, exampl
     settings, begun = run.settings, checkpoint.steps(run.workdir) or (steering and steering.branch)
     with Checks() as checks, run.rewards:
         if settings.supervised.updates and not begun:
-            most, name = settings.sampling.max_tokens, settings.data.name
-            end = checks(data.find_end, run.model.tokenizer, settings.data.prompt_format, settings.sampling.stop_tokens)
-            checks(demonstrations.find, splits.train, run.model.tokenizer, ('demonstration',), most, name, end)
+            fields, tokenizer = ('demonstration',), run.model.tokenizer
+            checks(demonstrations.find, splits.train, tokenizer, fields, settings.data, settings.sampling)
         collector = checks(make_collector, run, splits)
         checks(make_run_learner, run, collector.aux)
         checks(evaluate.make_evaluator, run, splits.test, 'test', settings.evaluation.samples)

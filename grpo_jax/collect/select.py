@@ -46,10 +46,7 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     options, shapes = settings.collection, settings.step_shapes(algorithm)
     fields, completions, engine, dataset = READ_FROM_DATA.get(options.source), None, None, splits.train
     if fields:
-        end = data.find_end(model.tokenizer, settings.data.prompt_format, settings.sampling.stop_tokens)
-        dataset, completions = demonstrations.find(
-            dataset, model.tokenizer, fields, settings.sampling.max_tokens, settings.data.name, end
-        )
+        dataset, completions = demonstrations.find(dataset, model.tokenizer, fields, settings.data, settings.sampling)
     rewards.check_parameters(run.rewards, dataset.examples)
     prompts_per_step = settings.data.prompts_per_step
     if not fields:
