@@ -105,7 +105,7 @@ def read_run(folder: str) -> Run:
         evaluations=_read_rows(folder, 'evaluations.jsonl', notes),
         events=[row for row in _read_rows(folder, EVENTS, notes) if isinstance(row.get('event'), str)],
         cold_start=_read_rows(os.path.join(folder, 'cold_start'), 'metrics.jsonl', notes),
-        environment=_read_environment(folder, notes),
+        environment=list(_read_or_note(lambda: steering.recorded_environments(folder), notes)),
         notes=notes,
         pieces=_read_or_note(lambda: steering.recorded_pieces(folder), notes),
         programs=_read_or_note(lambda: json_file.read_object(programs) if os.path.exists(programs) else {}, notes),
@@ -162,19 +162,6 @@ def _read_rows(folder, name, notes):
     if name == EVENTS:
         return rows
     return list({row['step']: row for row in rows}.values())
-
-
-def _read_environment(folder, notes):
-    """The entries of environment.json; [] and a note when it is damaged."""
-    path = os.path.join(folder, steering.ENVIRONMENT)
-    if not os.path.exists(path):
-        return []
-    try:
-        entries = json_file.read(path)
-    except BadInput as error:
-        notes.append(str(error))
-        return []
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def _folder_names(folder):
