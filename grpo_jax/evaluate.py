@@ -285,10 +285,7 @@ def open_recorded(
 
 
 def open_policy(run: Run, step: int | None = None) -> tuple[Any, int]:
-    """Returns (the policy's parameters from a Run's checkpoint, on the mesh; the checkpoint's step).
-
-    step: of the checkpoint; None: of the newest sound one.
-    """
+    """(the policy's parameters on the mesh, its step) of a Run's checkpoint; step None: the newest sound one."""
     source = run.settings.model
     abstract = abstract_trained(run.model.config, source.lora, source.dtype, run.mesh)
     trained, step = checkpoint.read_params(run.workdir, abstract, step)
@@ -318,11 +315,8 @@ def open_subject(
     random weights.
     """
     if (config is None) == (workdir is None):
-        raise BadInput(
-            '--workdir',
-            NO_VALUE,
-            'and --config: give one of them, the folder of a run, or the config of a model in model.path',
-        )
+        remedy = 'and --config: give one of them, the folder of a run, or the config of a model in model.path'
+        raise BadInput('--workdir', NO_VALUE, remedy)
     if workdir is not None:
         run = open_recorded(workdir, trust, evaluation=evaluation)
 

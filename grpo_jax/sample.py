@@ -116,10 +116,7 @@ def shard_path(to: str, shard: int) -> str:
 
 
 def make_shards(opened: Run, dataset: data.Dataset, params: Any, to: str, request: Request) -> None:
-    """Samples the missing shards of a data set; the first process writes them.
-
-    opened: the policy's Run; params: the policy's parameters on the mesh; to: the folder.
-    """
+    """Samples the missing shards of a data set into the folder `to`, which the first process writes."""
     count = len(dataset.examples)
     shards = [range(start, min(start + request.shard, count)) for start in range(0, count, request.shard)]
     missing = [shard for shard in range(len(shards)) if not os.path.exists(shard_path(to, shard))]

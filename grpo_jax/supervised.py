@@ -77,7 +77,7 @@ def run(
     if not config.supervised.updates:
         raise BadInput('supervised.updates', 0, 'nothing to do; set the number of updates')
     opened = open_config(_supervised_config(config), workdir, functions=functions, origins=origins, steered=steered)
-    settings, tokenizer = opened.settings, opened.model.tokenizer
+    settings = opened.settings
     settings.log.tracking.check()
     with BackgroundCompiler() as compiler:
         learner = make_supervised_learner(opened)
@@ -88,10 +88,8 @@ def run(
         train_split = train_split or open_split(opened, 'train')
         contents = read_contents(workdir, settings.recorded, {'train': train_split}, functions, steered)
         opened = dataclasses.replace(opened, contents=contents)
-        end = data.find_end(tokenizer, settings.data.prompt_format, settings.sampling.stop_tokens)
-        dataset, completions = demonstrations.find(
-            train_split, tokenizer, ('demonstration',), settings.sampling.max_tokens, settings.data.name, end
-        )
+        fields, tokenizer = ('demonstration',), opened.model.tokenizer
+        dataset, completions = demonstrations.find(train_split, tokenizer, fields, settings.data, settings.sampling)
         shapes, pad_token = settings.shapes(settings.supervised.batch, 1), settings.sampling.pad_token
 
         def batch(step):

@@ -159,9 +159,8 @@ def check(config, workdir, algorithm=None, functions=None, steering=None, exampl
     settings, begun = run.settings, checkpoint.steps(run.workdir) or (steering and steering.branch)
     with Checks() as checks, run.rewards:
         if settings.supervised.updates and not begun:
-            most, name = settings.sampling.max_tokens, settings.data.name
-            end = checks(data.find_end, run.model.tokenizer, settings.data.prompt_format, settings.sampling.stop_tokens)
-            checks(demonstrations.find, splits.train, run.model.tokenizer, ('demonstration',), most, name, end)
+            fields, tokenizer = ('demonstration',), run.model.tokenizer
+            checks(demonstrations.find, splits.train, tokenizer, fields, settings.data, settings.sampling)
         collector = checks(make_collector, run, splits)
         checks(make_run_learner, run, collector.aux)
         checks(evaluate.make_evaluator, run, splits.test, 'test', settings.evaluation.samples)
@@ -246,10 +245,7 @@ def record_programs(workdir: str, programs: Mapping[str, Any], records: Mapping[
 
 
 def is_finished(config, workdir, algorithm=None) -> bool:
-    """Returns whether workdir holds a finished run of exactly this config; raises BadInput when it has more steps.
-
-    algorithm: as given to run.
-    """
+    """Whether workdir holds a finished run of exactly this config; raises BadInput when it has more steps."""
     paths = [os.path.join(workdir, name) for name in ('config.json', 'metrics.jsonl', 'evaluations.jsonl')]
     if not all(os.path.isfile(path) for path in paths):
         return False

@@ -209,11 +209,7 @@ def naming_line(thing: str, name: str, path: str) -> Iterator[None]:
 
 
 def load_function(thing: str, name: str) -> Callable:
-    """The function FILE.py:NAME; FILE is looked for as `find_file` does.
-
-    Raises BadInput, which calls the name `thing`, without the file or the function, and with the line of an error in
-    the file.
-    """
+    """The function FILE.py:NAME, see `find_file`; raises BadInput(thing, name) without it, and for errors in it."""
     file, _, function = name.rpartition(':')
     path = find_file(file)
     if path is None:

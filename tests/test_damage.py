@@ -1,6 +1,5 @@
 """Checkpoints that are not what was saved: each is noticed, and the run goes on from the one before."""
 
-import importlib.metadata
 import itertools
 import json
 import os
@@ -169,21 +168,15 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(workdir, damage
     assert equal(restored(workdir), state_of(6)) and len(recorded_events(workdir)) == 1
 
 
-def test_checkpoints_ask_tensorstore_for_no_figures_and_for_one_spec(tmp_path, monkeypatch):
+def test_checkpoints_ask_tensorstore_for_no_figures(tmp_path, monkeypatch):
     # each answer is memory that never comes back
-    figures, specs, spec = [], [], tensorstore.KvStore.Spec
+    figures = []
     monkeypatch.setattr(
         tensorstore, 'experimental_collect_matching_metrics', lambda *given, **_: figures.append(given) or []
     )
-    monkeypatch.setattr(tensorstore.KvStore, 'Spec', lambda given: specs.append(given) or spec(given))
     with checkpoint.manager(str(tmp_path), keep=1) as checkpoints:
         checkpoint.save(checkpoints, state_of(3))
     assert equal(restored(tmp_path), state_of(3)) and not figures
-    kinds, leaves = len(specs), len(jax.tree.leaves(state_of(3)))
-    assert kinds < leaves and str(tmp_path) not in str(specs)
-    with checkpoint.manager(str(tmp_path), keep=1) as checkpoints:
-        checkpoint.save(checkpoints, state_of(6))
-    assert equal(restored(tmp_path), state_of(6)) and len(specs) == kinds
 
 
 THREADS = """
@@ -215,28 +208,6 @@ def test_threads_share_the_arenas_of_memory():
         )
 
     assert count('frugal') <= 2 < count('lavish')
-
-
-def test_an_earlier_orbax_is_left_alone(monkeypatch):
-    """0.12.4 merged no files of processes with these replacements, and its checkpoints could not be read."""
-    orbax = importlib.import_module('orbax.checkpoint._src.serialization.tensorstore_utils')
-    spare = checkpoint.spare_memory.__wrapped__  # which is done once a process
-    monkeypatch.setattr(importlib.metadata, 'version', lambda _: '0.12.4')
-    monkeypatch.setattr(orbax, 'ts', tensorstore)
-    spare()
-    assert orbax.ts is tensorstore
-    monkeypatch.setattr(importlib.metadata, 'version', lambda _: '0.13.0rc1')
-    spare()
-    assert orbax.ts is not tensorstore
-
-
-def test_a_spec_in_full_is_tensorstores():
-    folder = {'driver': 'file', 'path': '/a/7/', 'file_io_locking': {'mode': 'non_atomic'}}
-    whole = {'driver': 'ocdbt', 'base': folder, 'manifest': {'driver': 'file', 'path': '/a/7/m/'}, 'path': 'params'}
-    for given in (folder, whole, {'driver': 'memory', 'path': 'x/'}, whole | {'config': {'manifest_kind': 'single'}}):
-        assert checkpoint._KvStoreSpec(given).to_json() == tensorstore.KvStore.Spec(given).to_json()
-        checkpoint._KvStoreSpec(given).to_json().clear()  # a copy: the next is whole
-        assert checkpoint._KvStoreSpec(given).to_json() == tensorstore.KvStore.Spec(given).to_json()
 
 
 @pytest.mark.parametrize('name', ['99', '7'])

@@ -86,11 +86,8 @@ def check(algorithm: 'Algorithm') -> None:
     if not has_kl and placement != 'loss':
         raise BadInput('algorithm.kl_placement', placement, 'needs a KL estimator; set kl to k1 and kl_coef above 0')
     if placement == 'reward_sequence' and 'token_rewards' in algorithm.advantage_reads:
-        raise BadInput(
-            'algorithm.kl_placement',
-            placement,
-            f'advantage {pieces.name_of(algorithm.advantage)} reads rewards by token; use reward_token',
-        )
+        remedy = f'advantage {pieces.name_of(algorithm.advantage)} reads rewards by token; use reward_token'
+        raise BadInput('algorithm.kl_placement', placement, remedy)
     if algorithm.ratio_base == 'sampler' and 'log_rho' in pieces.reads(algorithm.correction):
         raise BadInput(
             'algorithm.correction',
@@ -231,11 +228,8 @@ def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates:
     refuse_unreadable(algorithm)
     advantage, numbers = pieces.name_of(algorithm.advantage), pieces.numbers(algorithm.advantage)
     if group_size < 2 and not pieces.property_of(algorithm.advantage, 'alone'):
-        raise BadInput(
-            'rollout.group_size',
-            group_size,
-            f'advantage {advantage} compares completions of one prompt and needs at least 2; raise it',
-        )
+        remedy = f'advantage {advantage} compares completions of one prompt and needs at least 2; raise it'
+        raise BadInput('rollout.group_size', group_size, remedy)
     if prompts < 2 and pieces.property_of(algorithm.advantage, 'over_batch'):
         raise BadInput(
             'data.prompts_per_step',
@@ -327,8 +321,5 @@ def _check_numbers(algorithm):
         if numbers.get(f'{name}_low', 0) > numbers.get(f'{name}_high', np.inf):
             raise BadInput(f'algorithm.{name}_low', numbers[f'{name}_low'], f'is above {name}_high; lower it')
     if numbers.get('clip_low', 0) > 1 and numbers['clip_low'] != numbers.get('clip_high'):
-        raise BadInput(
-            'algorithm.clip_low',
-            numbers['clip_low'],
-            'bounds nothing: a ratio is never below 0; choose at most 1, or clip_high for one bound of both sides',
-        )
+        remedy = 'bounds nothing: a ratio is never below 0; choose at most 1, or clip_high for one bound of both sides'
+        raise BadInput('algorithm.clip_low', numbers['clip_low'], remedy)

@@ -101,10 +101,7 @@ def property_of(piece: Callable, name: str) -> Any:
 
 
 def is_by_token(advantage: Callable) -> bool:
-    """Whether an advantage has a column for each token.
-
-    The advantage's property by_token says so; if that is None, an advantage that reads data by token has one.
-    """
+    """Whether an advantage has a column for each token: by its property by_token, or since it reads data by token."""
     by_token = property_of(advantage, 'by_token')
     return bool(BY_TOKEN & {*reads(advantage)}) if by_token is None else by_token
 
@@ -115,10 +112,7 @@ def compares_outcomes(advantage: Callable) -> bool:
 
 
 def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
-    """The piece `name` of a module, or FILE.py:NAME of a user, with its numbers bound to the section's keys.
-
-    key: the config key that names the piece, for the message. Raises BadInput for an unknown name.
-    """
+    """The piece `name` of a module, or FILE.py:NAME, with the section's numbers bound; else raises BadInput."""
     choices = list_pieces(module)
     if user_files.is_file(name):
         piece = user_files.load_function(f'algorithm.{key}', name)

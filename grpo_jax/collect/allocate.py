@@ -6,6 +6,7 @@ have counted, before the first completion. By uncertainty: in rounds, from the s
 """
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -60,16 +61,6 @@ def contrast_chance(
     return 1 - all_right - all_wrong
 
 
-def grow_by_uncertainty(
-    stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P'], units: int, unit: int, exploration: float
-) -> Int[np.ndarray, ' P']:
-    """The sizes of groups with `units` more units, each for the prompt with the highest priority at that moment.
-
-    stds: of each prompt's rewards so far, with divisor n - 1; they stay the same while sizes grow.
-    """
-    return grow(sizes, units, unit, lambda grown: priorities(stds, grown, unit, exploration))
-
-
 def priorities(
     stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P'], unit: int, exploration: float
 ) -> Float[np.ndarray, ' P']:
@@ -109,5 +100,5 @@ def explore(
         if not rounds:
             return blocks, carry
         rewards = np.concatenate([block.rewarded.rewards for group in blocks for block in group])
-        stds = group_std(Grouping.by_sizes(sizes).spread(rewards, np.nan), 1)[:, 0]
-        grown = grow_by_uncertainty(stds, sizes, prompts, unit, exploration)
+        stds = group_std(Grouping.by_sizes(sizes).spread(rewards, np.nan), 1)[:, 0]  # the same while sizes grow
+        grown = grow(sizes, prompts, unit, functools.partial(priorities, stds, unit=unit, exploration=exploration))

@@ -10,6 +10,7 @@ from grpo_jax import data
 from grpo_jax.algorithms import Algorithm, advantages, ratios, surrogates, weights
 from grpo_jax.errors import BadInput
 from grpo_jax.example import Example
+from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sharding import batches
 from grpo_jax.types import Prompts, Rollout
 
@@ -26,18 +27,18 @@ FIELDS = {'demonstration': str, 'rejected': str, 'steps': list, 'labels': list}
 
 
 def find(
-    dataset: data.Dataset, tokenizer: Any, fields: Sequence[str], max_tokens: int, dataset_name: str, end: data.TurnEnd
+    dataset: data.Dataset, tokenizer: Any, fields: Sequence[str], options: data.DataOptions, sampling: Sampling
 ) -> tuple[data.Dataset, list[list[list[int]]]]:
-    """As encode_completions, where the completions of an example are the texts in these fields of its meta.
+    """As encode_completions, of the texts in these fields of examples' meta; behind each is the data.find_end of a run.
 
-    end: data.find_end of the run. completions[i] of (Dataset, completions) has for each field the token ids of the
-    text and of this end.
+    options, sampling: the run's.
     """
+    end = data.find_end(tokenizer, options.prompt_format, sampling.stop_tokens)
 
     def encode(example):
         return [data.encode_turn(tokenizer, example.meta[field], end) for field in fields]
 
-    return encode_completions(dataset, fields, encode, max_tokens, dataset_name)
+    return encode_completions(dataset, fields, encode, sampling.max_tokens, options.name)
 
 
 def encode_completions(
@@ -86,10 +87,7 @@ def encode_completions(
 def as_rollout(
     prompts: Prompts, completions: Sequence[Sequence[Sequence[int]]], shapes: batches.Shapes, pad_token: int
 ) -> Rollout:
-    """The Rollout, on the host, that holds these completions; its logprobs are 0.
-
-    completions[p] has the token ids of prompt p's completions, group_size of them.
-    """
+    """The Rollout, on the host, of these completions, token ids by prompt and by place in it; its logprobs are 0."""
     ids = [row for group in completions for row in group]
     tokens = np.full((len(ids), shapes.tokens), pad_token, np.int32)
     mask = np.zeros(tokens.shape, bool)

@@ -69,6 +69,9 @@ class Draw(NamedTuple):
         return processes.fetch((self.rollout.tokens, self.rollout.completion_mask))
 
 
+Collect = Callable[[TrainState, Progress], tuple[Draw, TrainState]]  # how a step gets what it learns from
+
+
 @dataclasses.dataclass(frozen=True)
 class Drawer:
     """Draws completions of a step's next prompts, by sampling or from the data. It keeps no state between draws."""
@@ -162,10 +165,7 @@ class Drawer:
         return data.prompts(self.dataset, indices, self.shapes.queries, sampling.pad_token, sampling.thinking_start)
 
     def judge(self, examples: Sequence[Example], rollout: Rollout, step: int) -> rewards.Rewards:
-        """The Rewards of a rollout; examples: one for each equal block of its rows; step: of the run.
-
-        All processes must call it.
-        """
+        """The Rewards of a rollout; examples: one for each equal block of its rows. All processes must call it."""
         columns = decode_completions(self.tokenizer, rollout, self.sampling.stop_tokens)
         compute = functools.partial(rewards.compute_rewards, self.reward_functions._replace(step=step))
         rewarded = processes.by_group(compute, examples, *columns)
@@ -224,10 +224,7 @@ def rows_of(tree: Any, place: int | np.integer, size: int) -> Any:
 def decode_completions(
     tokenizer: Any, rollout: Rollout, stop_tokens: Sequence[int] = ()
 ) -> tuple[list[str], Bool[np.ndarray, ' B'], Int[np.ndarray, ' B']]:
-    """(texts, truncated, lengths in tokens) of a rollout's completions, on the host.
-
-    Texts are those of completion_text. stop_tokens: of the run, which the texts leave out.
-    """
+    """(completion_texts without stop_tokens, truncated, lengths in tokens) of a rollout's completions, on the host."""
     tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
     tokens = tokens[:, -mask.shape[1] :]
     texts = [completion_text(tokenizer, row[own], stop_tokens) for row, own in zip(tokens, mask, strict=True)]
@@ -235,10 +232,7 @@ def decode_completions(
 
 
 def find_retired(options: CollectOptions, aux: dict[str, Any], count: int) -> Bool[np.ndarray, ' N']:
-    """Which of `count` examples have retired: their pass rate over all visits is at least options.retire_above.
-
-    With retire_above 0 none has.
-    """
+    """Which of `count` examples have a pass rate over all visits of at least options.retire_above; with 0 none has."""
     if not options.retire_above:
         return np.zeros(count, bool)
     tries, hits = np.asarray(aux['tries']), np.asarray(aux['hits'])
@@ -251,10 +245,7 @@ def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, floa
 
 
 def draw_shapes(options: CollectOptions, shapes: batches.Shapes, prompts_per_step: int) -> batches.Shapes:
-    """The Shapes of a rollout, for a step's shapes: with allocation 'uncertainty' one unit a prompt.
-
-    Groups that are under way besides those of the step have rows too.
-    """
+    """The Shapes of a rollout: those of a step, with the groups under way; or with 'uncertainty' one unit a prompt."""
     if options.allocation == 'uncertainty':
         return shapes._replace(prompts=prompts_per_step)
     return shapes._replace(prompts=shapes.prompts + options.in_flight)

@@ -61,10 +61,7 @@ class CollectOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section, *, group_size: int, corrected: bool, reward_options: rewards.RewardOptions):
-        """CollectOptions of config.collection; BadInput for what cannot work.
-
-        corrected: the algorithm accounts for completions of other policies.
-        """
+        """CollectOptions of config.collection; BadInput for what cannot work. corrected: older policies may sample."""
         collection, verifier = cls(**ranges.read_section(cls, section, 'collection')), reward_options.verifies_all
         if (collection.reference == 'frozen') != (collection.reference_every == 0):
             raise BadInput(
@@ -78,17 +75,11 @@ class CollectOptions(NamedTuple):
                 'collection.gate', 'outcome', 'needs a reward.verifier to know what is correct; name one, or use reward'
             )
         if collection.retire_above and not verifier:
-            raise BadInput(
-                'collection.retire_above',
-                collection.retire_above,
-                'needs a reward.verifier to know pass rates; name one, or use 0',
-            )
+            remedy = 'needs a reward.verifier to know pass rates; name one, or use 0'
+            raise BadInput('collection.retire_above', collection.retire_above, remedy)
         if collection.revisit and not collection.retire_above:
-            raise BadInput(
-                'collection.revisit',
-                collection.revisit,
-                'gives places to retired prompts; set collection.retire_above, or use 0',
-            )
+            remedy = 'gives places to retired prompts; set collection.retire_above, or use 0'
+            raise BadInput('collection.revisit', collection.revisit, remedy)
         _check_allocation(collection, group_size, verifier)
         if collection.dead_groups == 'replay' and collection.max_staleness < 1:
             raise BadInput(
@@ -131,11 +122,8 @@ def _check_asynchronous(collection):
         }
         for setting, hinders in hindered.items():
             if getattr(collection, name) and hinders:
-                raise BadInput(
-                    f'collection.{name}',
-                    getattr(collection, name),
-                    f'does not go with {setting}; change one of the two',
-                )
+                remedy = f'does not go with {setting}; change one of the two'
+                raise BadInput(f'collection.{name}', getattr(collection, name), remedy)
 
 
 def _check_allocation(collection, group_size, verifier):

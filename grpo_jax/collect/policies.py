@@ -55,10 +55,7 @@ class Logprobs(NamedTuple):
 
 
 def make_logprobs(run: Any, learner: Learner, engine: Engine | None) -> Logprobs:
-    """The Logprobs of a Run: by the learner, then by a teacher and the sampler's programs if the config asks for them.
-
-    Raises BadInput if the teacher's weights are not those that the run began with.
-    """
+    """The Logprobs of a Run; raises BadInput if the teacher has other weights than those that the run began with."""
     settings, algorithm = run.settings, run.algorithm
     scorers: list[Callable[..., Fields]] = [learner.logprobs]
     programs, records = {}, {}
@@ -133,10 +130,7 @@ def check_decoded(learning: Learning, sampling: Sampling, options: CollectOption
 
 
 def check_sides(sides: Sides | None, source: str, prompts: int) -> None:
-    """Raises BadInput for a sampler's mesh that has nothing to sample, or does not divide the `prompts` of a step.
-
-    sides: None where the sampler has no mesh of its own. source: collection.source.
-    """
+    """Raises BadInput for a sampler's mesh with nothing to sample, or that does not divide the `prompts` of a step."""
     if sides is None:
         return
     count, shards = sides.sampler.size, batches.devices_along(sides.sampler, ROW_AXES)
@@ -242,11 +236,8 @@ def teacher_config(folder: str, path: str, vocab_size: int, columns: int, mesh: 
         config, context = families.load_config(folder), families.context_length(folder)
         specs.params(transformer.param_table(config), mesh)  # raises where an axis does not divide
     if config.vocab_size < vocab_size:
-        raise BadInput(
-            'teacher.path',
-            path,
-            f'has {config.vocab_size} tokens and the policy {vocab_size}; name a teacher that knows all of them',
-        )
+        remedy = f'has {config.vocab_size} tokens and the policy {vocab_size}; name a teacher that knows all of them'
+        raise BadInput('teacher.path', path, remedy)
     if columns > context:
         raise BadInput(
             'teacher.path',
@@ -322,11 +313,8 @@ def check_reference(
     checkpoint, the path is not looked at. source: config.model, a ModelSource. config: the policy's ModelConfig.
     """
     if path and source.lora.rank:
-        raise BadInput(
-            'reference.path',
-            path,
-            "the reference of adapters shares the policy's frozen weights; use '' or lora.rank 0",
-        )
+        remedy = "the reference of adapters shares the policy's frozen weights; use '' or lora.rank 0"
+        raise BadInput('reference.path', path, remedy)
     if path and not keeps_reference:
         raise BadInput(
             'reference.path', path, "this algorithm keeps no reference; set algorithm.kl or log.kl_every, or use ''"
@@ -343,10 +331,7 @@ def check_reference(
 
 
 def load_reference(state: TrainState, abstract: TrainState, path: str, config: transformer.ModelConfig) -> TrainState:
-    """The state of a new run with the policy in config.reference.path (`path`) as its reference.
-
-    The state is unchanged if path is ''. abstract: its shapes and shardings. config: the policy's ModelConfig.
-    """
+    """The state of a new run with the policy in config.reference.path as its reference; unchanged if path is ''."""
     if not path:
         return state
     at_step = ''

@@ -17,7 +17,7 @@ import numpy as np
 from grpo_jax import algorithms, data, rewards
 from grpo_jax.algorithms import Grouping
 from grpo_jax.collect import demonstrations
-from grpo_jax.collect.draw import Draw, Drawer, Progress, abstract_aux, draw_shapes, rows_of, stack
+from grpo_jax.collect.draw import Collect, Draw, Drawer, abstract_aux, draw_shapes, rows_of, stack
 from grpo_jax.collect.options import EXCHANGED, READ_FROM_DATA
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
@@ -25,7 +25,7 @@ from grpo_jax.rewards import Rewards
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.engine import Engine, make_sampler
 from grpo_jax.sharding import batches
-from grpo_jax.types import Rollout, TrainState
+from grpo_jax.types import Rollout
 
 Carry = TypeVar('Carry')
 
@@ -33,7 +33,7 @@ Carry = TypeVar('Carry')
 class Collector(NamedTuple):
     """Collects what each step learns from."""
 
-    collect: Callable[[TrainState, Progress], tuple[Draw, TrainState]]  # rewards may still be computed
+    collect: Collect  # rewards may still be computed
     engine: Engine | None  # the sampler; None: completions are read from the data
     examples: Sequence[Example]  # all whose prompts may be drawn
     programs: dict[str, Engine]  # by name
@@ -46,10 +46,7 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     options, shapes = settings.collection, settings.step_shapes(algorithm)
     fields, completions, engine, dataset = READ_FROM_DATA.get(options.source), None, None, splits.train
     if fields:
-        end = data.find_end(model.tokenizer, settings.data.prompt_format, settings.sampling.stop_tokens)
-        dataset, completions = demonstrations.find(
-            dataset, model.tokenizer, fields, settings.sampling.max_tokens, settings.data.name, end
-        )
+        dataset, completions = demonstrations.find(dataset, model.tokenizer, fields, settings.data, settings.sampling)
     rewards.check_parameters(run.rewards, dataset.examples)
     prompts_per_step = settings.data.prompts_per_step
     if not fields:
@@ -83,7 +80,7 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     return Collector(collect, engine, dataset.examples, programs, abstract_aux(options, shapes, len(dataset.examples)))
 
 
-def make_single_draw(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+def make_single_draw(drawer: Drawer) -> Collect:
     """Makes collect(state, progress) -> (Draw, TrainState) for steps that learn from one draw."""
 
     def collect(state, progress):
@@ -93,9 +90,7 @@ def make_single_draw(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[D
     return collect
 
 
-def count_learned(
-    collect: Callable[[TrainState, Progress], tuple[Draw, TrainState]], drawer: Drawer
-) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+def count_learned(collect: Collect, drawer: Drawer) -> Collect:
     """Makes collect(state, progress) that also counts the passes of the prompts that the step learns from."""
 
     def collect_and_count(state, progress):
@@ -180,7 +175,7 @@ def replay(
     return SelectedGroups(alive, dead, kept_next, 1), carry
 
 
-def make_exchange(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+def make_exchange(drawer: Drawer) -> Collect:
     """Makes collect(state, progress) -> (Draw, TrainState) for steps that replace dead groups: resample, replay."""
     options, prompts, examples = drawer.options, drawer.shapes.prompts, drawer.dataset.examples
 
@@ -259,10 +254,7 @@ def load_kept(kept: dict[str, Any], oldest: int, step: int, drawer: Drawer) -> l
 
 
 def store_kept(groups: Sequence[Group], examples: Sequence[Example], like: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of aux['kept'] that hold these Groups, at most P.
-
-    examples: of the data set. like: a tree of arrays with the shapes and dtypes of aux['kept'].
-    """
+    """The arrays of aux['kept'] that hold these Groups, at most P; like: a tree of arrays of the same form."""
     index_of = {example.id: index for index, example in enumerate(examples)}
     kept = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
     for slot, group in enumerate(groups):

@@ -6,7 +6,7 @@ a seeded prompt are learned from behind the exemplars, and compared with the pro
 exemplars come from a corpus; here they are the policy's own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxtyping import Int
@@ -14,19 +14,16 @@ import numpy as np
 
 from grpo_jax import data
 from grpo_jax.collect import allocate
-from grpo_jax.collect.draw import Draw, Drawer, Progress, count_sizes
+from grpo_jax.collect.draw import Collect, Drawer, count_sizes
 from grpo_jax.collect.select import concatenate, split_groups
 from grpo_jax.data import Dataset, pick
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt, write_messages
 from grpo_jax.example import Example
-from grpo_jax.types import TrainState
 
 BETWEEN = '\n'  # stands between a completion and the next prompt, where there is no chat
 
 
-def make_rounds(
-    drawer: Drawer, prompt_format: PromptFormat
-) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
+def make_rounds(drawer: Drawer, prompt_format: PromptFormat) -> Collect:
     """Makes collect(state, progress) -> (Draw, TrainState), which samples a step in rounds (see allocate.explore)."""
     options, unit, queries = drawer.options, drawer.shapes.group_size, drawer.shapes.queries
     pad_token, thinking_start = drawer.sampling.pad_token, drawer.sampling.thinking_start
@@ -118,10 +115,7 @@ class Solved(NamedTuple):
 
 
 def find_shortest_right(blocks: Sequence[Any]) -> str | None:
-    """The text of the shortest right completion in tokens, the first of equals; None if no completion is right.
-
-    blocks: select.Groups of one prompt.
-    """
+    """The shortest right completion's text in select.Groups of one prompt, the first of equals; None without any."""
     texts, lengths, correct = (
         np.concatenate([getattr(block.rewarded, name) for block in blocks]) for name in ('texts', 'lengths', 'correct')
     )
@@ -131,10 +125,7 @@ def find_shortest_right(blocks: Sequence[Any]) -> str | None:
 
 
 def find_nearest(solved: Sequence[Solved], tokens: Sequence[int], count: int) -> list[Solved]:
-    """The `count` solved prompts that are most like a prompt, the most alike last, next to the prompt.
-
-    tokens: of the prompt. Likeness is the Jaccard index of the sets of distinct tokens.
-    """
+    """The `count` solved prompts whose sets of tokens are most like a prompt's (Jaccard index), the most alike last."""
     distinct = set(tokens)
     shared = [len(distinct & set(x.tokens)) / len(distinct | set(x.tokens)) for x in solved]
     order = np.argsort([-share for share in shared], kind='stable')

@@ -30,7 +30,7 @@ from grpo_jax.data.order import indices, revisit, walk
 from grpo_jax.data.origin import PYTHON, Origin, list_rows
 from grpo_jax.data.prompt_format import PromptFormat, encode_prompt
 from grpo_jax.data.records import MissingSplit
-from grpo_jax.data.turns import TurnEnd, encode_turn, find_end, find_template_end
+from grpo_jax.data.turns import encode_turn, find_end, find_template_end
 
 __all__ = [
     'PYTHON',
@@ -41,7 +41,6 @@ __all__ = [
     'Origin',
     'PromptFormat',
     'Splits',
-    'TurnEnd',
     'changes_since',
     'check_shared',
     'contents_of',

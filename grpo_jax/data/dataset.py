@@ -121,11 +121,8 @@ def locate(options: DataOptions, recorded: Sequence[origin.Origin] = ()) -> Data
         values, its_origin = origin.choose_folder(module, values, options.path, options.revision, *recorded)
         return options._replace(options=values, origins=(its_origin,))
     if options.path or options.revision:
-        raise BadInput(
-            'data.path, data.revision',
-            (options.path, options.revision),
-            'each source of a mixture has its own; leave these empty',
-        )
+        remedy = 'each source of a mixture has its own; leave these empty'
+        raise BadInput('data.path, data.revision', (options.path, options.revision), remedy)
     module.weights(**values)  # refuses what cannot be mixed
     sources, origins = [], []
     for k, source in enumerate(values['sources']):
@@ -322,10 +319,7 @@ def check_shared(train: Dataset, test: Dataset) -> None:
 
 
 def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
-    """A split's Examples, with a BadInput in place of each malformed row. name, options: as in config.data.
-
-    Raises BadInput for an unknown data set, for options that it does not take, and where it cannot read the split.
-    """
+    """A split's Examples, with a BadInput in place of each malformed row; BadInput where nothing can be read."""
     module, options = _import(name), dict(options)
     _check_options(module, options, whole=True)
     if not user_files.is_file(name):

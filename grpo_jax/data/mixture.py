@@ -55,11 +55,8 @@ def weights(*, sources: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:
             raise BadInput('data.options.sources', source, 'is itself a mixture; name its sources here')
     by_label = {_label(source): source['weight'] for source in sources}
     if len(by_label) < len(sources) or not sources:
-        raise BadInput(
-            'data.options.sources',
-            [_label(source) for source in sources],
-            'must be one or more, and distinct; add one, or give two of one name a different source',
-        )
+        remedy = 'must be one or more, and distinct; add one, or give two of one name a different source'
+        raise BadInput('data.options.sources', [_label(source) for source in sources], remedy)
     return by_label
 
 

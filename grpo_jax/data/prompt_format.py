@@ -170,11 +170,8 @@ def _check_switch(tokenizer, prompt_format):
             f'the chat template of {tokenizer.name_or_path} fails with it: {failure}; set it to auto',
         ) from None
     if on == off:
-        raise BadInput(
-            'data.thinking',
-            prompt_format.thinking,
-            f'the chat template of {tokenizer.name_or_path} reads none of {", ".join(SWITCHES)}; set it to auto',
-        )
+        remedy = f'the chat template of {tokenizer.name_or_path} reads none of {", ".join(SWITCHES)}; set it to auto'
+        raise BadInput('data.thinking', prompt_format.thinking, remedy)
 
 
 def _check_roles(tokenizer, prompt_format, roles, must_render):

@@ -40,10 +40,7 @@ def check_made(split: str) -> None:
 
 
 def convert_rows(convert: Callable, rows: Iterable[tuple[str, Any]]) -> list:
-    """A list of convert(row, index, where) for each (where, row) of `rows`.
-
-    A BadInput that convert raises, or that stands in the place of the row, becomes the item.
-    """
+    """[convert(row, index, where)] of the (where, row) in `rows`; a BadInput that it raises is an item too."""
     converted = []
     for index, (where, row) in enumerate(rows):
         if not isinstance(row, BadInput):
@@ -62,10 +59,7 @@ def split_malformed(rows: Iterable) -> tuple[list, list[BadInput]]:
 
 
 def drop_malformed(rows: Iterable, strict: bool, split: str) -> list:
-    """The sound rows of a split; a warning counts the malformed ones.
-
-    Raises the first malformed row's BadInput if strict, and BadInput when the malformed share exceeds MOST_MALFORMED.
-    """
+    """The sound rows of a split, with a warning for others; BadInput if strict, or if they exceed MOST_MALFORMED."""
     sound, malformed = split_malformed(rows)
     count = len(sound) + len(malformed)
     if malformed and strict:
@@ -112,17 +106,11 @@ def parse_json(text: str) -> Any:
 
 
 def text_field(row: Mapping, field: str, where: str) -> str:
-    """The field's text, or its number as text; raises BadInput where it is missing, empty, not finite or anything else.
-
-    field: as in get_field; where: names the row in BadInput.
-    """
+    """A field's text, or its number as text; raises BadInput, which names `where`, for anything else."""
     value = get_field(row, field)
     if value is None:
-        raise BadInput(
-            where,
-            NO_VALUE,
-            f'has nothing in field {field!r}; mend the row, which has {", ".join(map(str, row)) or "no field"}',
-        )
+        remedy = f'has nothing in field {field!r}; mend the row, which has {", ".join(map(str, row)) or "no field"}'
+        raise BadInput(where, NO_VALUE, remedy)
     if isinstance(value, bool) or not isinstance(value, (str, int, float, decimal.Decimal)):
         raise BadInput(
             where, shorten(value), f'field {field!r} must be text or a number; mend the row, which has {sorted(row)}'
@@ -137,10 +125,7 @@ def text_field(row: Mapping, field: str, where: str) -> str:
 
 
 def read_answer(row: Mapping, field: str, where: str) -> str:
-    """As text_field, for a gold answer: a list of one value counts as this value.
-
-    Raises BadInput for several values, and for a struct, with a path to what is inside.
-    """
+    """As text_field, for a gold answer: a list of one value is this value; several and structs raise BadInput."""
     value = get_field(row, field)
     if isinstance(value, list) and len(value) == 1:
         return text_field({field: value[0]}, field, where)
@@ -164,10 +149,7 @@ def number_text(value: int | float | decimal.Decimal) -> str:
 
 
 def read_prompt(row: Mapping, field: str, where: str) -> tuple[str, tuple[dict[str, Any], ...]]:
-    """(prompt, messages) of an Example, from a field with a text or a chat; raises BadInput for anything else.
-
-    The prompt is the text, or the user's last message in the chat.
-    """
+    """(prompt, messages) of an Example, from a text or a chat, whose last words of the user count; else BadInput."""
     if not isinstance(get_chat(row, field), list):
         return text_field(row, field, where), ()
     return chat_prompt(read_messages(row, field, where), field, where)

@@ -21,11 +21,8 @@ def examples(split: str, *, folder: str, least: float | None = None, by: str = '
     """
     paths = sorted(glob.glob(os.path.join(folder, '*.jsonl')))
     if not paths:
-        raise BadInput(
-            'data.options.folder',
-            folder,
-            "holds no *.jsonl; name a run's rollouts folder, and let the run write every step (log.rollouts=1)",
-        )
+        remedy = "holds no *.jsonl; name a run's rollouts folder, and let the run write every step (log.rollouts=1)"
+        raise BadInput('data.options.folder', folder, remedy)
     convert = _by_verdict if least is None else functools.partial(_by_reward, by=by)
     rows, malformed = split_malformed([row for path in paths for row in convert_rows(convert, jsonl.read(path))])
     by_prompt = {}

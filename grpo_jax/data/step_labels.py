@@ -61,11 +61,8 @@ def _example(task, row, index, where):
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
         raise BadInput(where, shorten(steps), "field 'steps' must be a list of texts; mend or remove the row")
     if wrong is not None and (type(wrong) is not int or not base <= wrong < len(steps) + base):
-        raise BadInput(
-            where,
-            shorten(wrong),
-            f'field {error_field!r} must be one of {base} to {len(steps) + base - 1}, or null; mend the row',
-        )
+        remedy = f'field {error_field!r} must be one of {base} to {len(steps) + base - 1}, or null; mend the row'
+        raise BadInput(where, shorten(wrong), remedy)
     labels = label_until(len(steps) if wrong is None else wrong - base, len(steps))
     filled = [i for i, step in enumerate(steps) if step.strip()]  # a blank line is no step
     meta = {'task': task, 'steps': [steps[i] for i in filled], 'labels': [labels[i] for i in filled]}

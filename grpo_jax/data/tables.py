@@ -34,10 +34,7 @@ def read_arrow(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_csv(path: str) -> Iterator[tuple[str, Any]]:
-    """As read_parquet, for a CSV file whose first line has the columns' names, or a file with tabs that ends in .tsv.
-
-    Each value is a text.
-    """
+    """As read_parquet, for a CSV with the columns' names in its first line, or a .tsv; each value is a text."""
     csv.field_size_limit(LONGEST)
     with open(path, encoding='utf-8-sig', newline='') as file:
         lines = csv.reader(file, delimiter='\t' if path.endswith('.tsv') else ',')
@@ -57,10 +54,7 @@ def read_csv(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
-    """As read_parquet, for a split in a tensorflow-datasets folder with array_record files.
-
-    Raises BadInput for a folder that is damaged, lacks the split, or has files of another format.
-    """
+    """As read_parquet, for a split in tensorflow-datasets' array_record files; BadInput for other folders."""
     import tensorflow_datasets as tfds  # seconds to import
 
     for name in ('features.json', 'dataset_info.json'):

@@ -86,10 +86,7 @@ def check_upload(thing: str, name: str) -> None:
 
 
 def upload(thing: str, name: str, folder: str, message: str) -> None:
-    """Uploads a folder to the model ORG/NAME as one commit with a message; creates a private model if there is none.
-
-    Raises BadInput(thing, name) where that fails, with the command to continue by hand.
-    """
+    """Uploads a folder to the model ORG/NAME, made private if it is new, as one commit; BadInput with a way by hand."""
     import huggingface_hub
 
     api = huggingface_hub.HfApi()

@@ -140,10 +140,7 @@ def _outcome_shares(correct, sizes_P):
 
 
 def abstract_history(algorithm: Algorithm, count: int) -> dict[str, Any]:
-    """{'history': ShapeDtypeStructs of the moving averages}, for a data set of `count` examples.
-
-    {} for an algorithm that reads none. The averages begin as zeros.
-    """
+    """{'history': ShapeDtypeStructs of the moving averages for `count` examples}; {} where none are read."""
     shapes = {name: (count,) if name == 'prompt_baselines' else () for name in algorithm.baselines}
     numbers = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     return {HISTORY: {name: {'mean': x, 'weight': x} for name, x in numbers.items()}} if numbers else {}

@@ -74,10 +74,7 @@ class Learning(NamedTuple):
 
     @classmethod
     def from_config(cls, section, **others):
-        """Reads config.learner as a Learning; others: its fields that are no keys, by name.
-
-        Raises BadInput for a missing key or a value out of its range.
-        """
+        """Reads config.learner; others: fields that are no keys. Raises BadInput for a missing or wrong value."""
         values: dict[str, Any] = ranges.read_section(cls, section, 'learner') | others
         values['offload'] = frozenset(values['offload'])
         return cls(**values)
@@ -134,10 +131,7 @@ class Optimization(NamedTuple):
 
     @classmethod
     def from_config(cls, section, name='optimizer'):
-        """Reads the config's section `name` as an Optimization.
-
-        Raises BadInput for a missing key, a value out of its range, and a warm-up that is given twice.
-        """
+        """Reads the config's section `name`; raises BadInput for a missing or wrong value, and two warm-ups."""
         options = cls(**ranges.read_section(cls, section, name))
         if options.warmup and options.warmup_ratio:
             remedy = f'is a second warm-up beside {name}.warmup = {options.warmup}; set one of the two to 0'
@@ -181,10 +175,7 @@ def applied_updates(opt_state: optax.OptState) -> Any:
 
 
 def learning_rates(optimization: Optimization, updates: int) -> optax.Schedule:
-    """Returns the learning rate as a function of the update's number.
-
-    After a linear warm-up it is constant, or falls linearly or as a cosine to zero at `updates`.
-    """
+    """The learning rate by update: a linear warm-up, then constant, or falling linearly or as a cosine to 0."""
     peak, warmup = optimization.learning_rate, optimization.warmup or round(optimization.warmup_ratio * updates)
     rest = max(updates - warmup, 1)
     decays = {

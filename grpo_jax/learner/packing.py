@@ -63,10 +63,7 @@ class PackedCells(Pytree):
 
 
 def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any) -> PackSizes | None:
-    """The PackSizes of a step with these Shapes, None where rows are padded.
-
-    Raises BadInput if pack_columns is too short, or no multiple of 8 x mesh.context.
-    """
+    """The PackSizes of a step, None where rows are padded; raises BadInput for a pack_columns that cannot work."""
     if not learning.packs:
         return None
     columns, context_size = learning.pack_columns, mesh.shape['context']
@@ -80,20 +77,12 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
     least = sizes.queries + sizes.tokens * (sizes.group_size if whole_groups else 1)
     if columns < least:
         behind = 'its group' if whole_groups else 'a completion'
-        raise BadInput(
-            'learner.pack_columns',
-            columns,
-            f'is too short for a prompt of {sizes.queries} tokens with {behind}; choose {least} or more',
-        )
-    if learning.pack_rows < 1:
-        raise BadInput('learner.pack_rows', learning.pack_rows, 'must be at least 1, since rows are packed; raise it')
+        remedy = f'is too short for a prompt of {sizes.queries} tokens with {behind}; choose {least} or more'
+        raise BadInput('learner.pack_columns', columns, remedy)
     multiple = 8 * context_size
     if columns % multiple:
-        raise BadInput(
-            'learner.pack_columns',
-            columns,
-            f'must be a multiple of 8 x mesh.context = {multiple}; raise it to {columns + -columns % multiple}',
-        )
+        remedy = f'must be a multiple of 8 x mesh.context = {multiple}; raise it to {columns + -columns % multiple}'
+        raise BadInput('learner.pack_columns', columns, remedy)
     return sizes
 
 

@@ -24,13 +24,14 @@ TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
 
 def make_mesh_ops(model_config: transformer.ModelConfig, mesh: Mesh, learning: Learning) -> MeshOps:
-    """The MeshOps of a model on the mesh, with the adapters and the attention that learning names.
-
-    Raises BadInput for learner.attention='splash' on devices without such a kernel.
-    """
+    """The MeshOps of a model on the mesh; raises BadInput for learner.attention='splash' on devices without it."""
     by = _attend_by(learning.attention, mesh)
+
+    def attend_alone(q, k, v, visible, rule):
+        return attention.attend(q, k, v, visible, rule._replace(by=by))
+
     if mesh.size == 1:
-        return ALONE._replace(attend=functools.partial(_attend_alone, by=by))
+        return ALONE._replace(attend=attend_alone)
     table = lora.policy_table(model_config, learning.lora)
     gathered, cut = specs.sampler_params(table, mesh)['layers'], specs.params(table, mesh)['layers']
     fsdp = torus.make_axis(mesh, 'fsdp')
@@ -53,9 +54,12 @@ def make_mesh_ops(model_config: transformer.ModelConfig, mesh: Mesh, learning: L
         )
 
     def attend(q, k, v, visible, rule):
+        def attend_own_columns(q, k, v, visible, window):  # over the keys of all devices; the window is an array
+            own = rule._replace(window=window, by=by)
+            return attention.attend(q, k, v, visible, own, jax.lax.axis_index('context') * q.shape[1])
+
         queries, keys = PartitionSpec(BATCH_AXES, 'context', 'tensor'), PartitionSpec(BATCH_AXES, None, 'tensor')
         in_specs = (queries, keys, keys, PartitionSpec(BATCH_AXES), PartitionSpec())
-        attend_own_columns = functools.partial(_attend_own_columns, rule=rule._replace(window=None, by=by))
         return over_mesh(attend_own_columns, in_specs, queries)(q, k, v, visible, rule.window)
 
     def embed(table, tokens, dtype):
@@ -132,10 +136,7 @@ def _gather(over_mesh, fsdp, w, stacked, cut):
 
 
 def _attend_by(choice, mesh):
-    """Returns attention.Rule.by for the mesh's devices: splash, cudnn or xla. choice: learner.attention.
-
-    Raises BadInput for the choice 'splash' on GPUs.
-    """
+    """attention.Rule.by for the mesh's devices: splash, cudnn or xla; BadInput for the choice 'splash' on GPUs."""
     device = mesh.devices.flat[0]
     platform = device.platform
     if choice == 'splash' and platform not in ('tpu', 'cpu'):
@@ -147,17 +148,6 @@ def _attend_by(choice, mesh):
     if platform == 'gpu' and re.fullmatch(r'([89]|\d\d)\.\d', device.compute_capability):
         return 'cudnn'  # an NVIDIA chip from Ampere on; AMD's capabilities are names
     return 'splash' if platform == 'tpu' else 'xla'
-
-
-def _attend_alone(q, k, v, visible, rule, by):
-    """Attention on one device, by the code `by`."""
-    return attention.attend(q, k, v, visible, rule._replace(by=by))
-
-
-def _attend_own_columns(q, k, v, visible, window, rule):
-    """Attention of a device's queries over the keys of all devices; window, an array, is not part of the rule here."""
-    rule = rule._replace(window=window)
-    return attention.attend(q, k, v, visible, rule, jax.lax.axis_index('context') * q.shape[1])
 
 
 def _embed_own_tokens(table, tokens, dtype):

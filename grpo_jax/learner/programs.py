@@ -241,11 +241,8 @@ def make_reward_learner(
     """
     table = heads.param_table(model_config)
     if shapes.prompts % learning.microbatches:
-        raise BadInput(
-            'learner.microbatches',
-            learning.microbatches,
-            f'does not cut {shapes.prompts} examples into equal parts; choose a divisor',
-        )
+        remedy = f'does not cut {shapes.prompts} examples into equal parts; choose a divisor'
+        raise BadInput('learner.microbatches', learning.microbatches, remedy)
     batches.check_divides(mesh, 'supervised.batch / learner.microbatches', shapes.prompts // learning.microbatches)
     batches.check_columns(mesh, shapes)
     learning = learning._replace(epochs=1, minibatches=1)
@@ -268,7 +265,7 @@ def make_reward_learner(
     state_shardings = jax.tree.map(lambda _: specs.replicated(mesh), shape).replace(
         params=param_shardings, opt_state=moment_shardings(optimizer, shape.opt_state, param_shardings, mesh, in_host)
     )
-    state = _with_shardings(shape, state_shardings)
+    state = compiled.with_shardings(shape, state_shardings)
     rows = specs.over_rows(mesh)
     rollout = batches.abstract_rollout(shapes, rows)
     batch = LabelledBatch(rollout, rollout.logprobs, rollout.completion_mask)
@@ -409,7 +406,7 @@ def _abstract_state(spec, mesh, kept):
         ref_params=None if shape.ref_params is None else reference,
         opt_state=moment_shardings(spec.optimizer, shape.opt_state, param_shardings, mesh, in_host),
     )
-    state = _with_shardings(shape, shardings)
+    state = compiled.with_shardings(shape, shardings)
     return state.replace(params=lora.join(state.params, frozen))
 
 
@@ -426,8 +423,3 @@ def moment_shardings(optimizer, opt_state, param_shardings, mesh, in_host: bool 
         transform_non_params=lambda _: specs.replicated(mesh),
     )
     return specs.in_host(shardings) if in_host else shardings
-
-
-def _with_shardings(shapes, shardings):
-    """A tree of abstract arrays, of the shapes and dtypes of one tree and the shardings of another."""
-    return jax.tree.map(lambda x, sharding: abstract(x.shape, x.dtype, sharding), shapes, shardings)

@@ -29,10 +29,7 @@ class RewardSpec(NamedTuple):
 
 
 def completion_values(params, rollout: Rollout, spec: RewardSpec, remat: str = 'none') -> Float[Array, 'B C']:
-    """f32[B, C]: the reward model's value of prompt and completion up to and including each completion token.
-
-    Masked columns hold numbers without a meaning. remat: see transformer.forward.
-    """
+    """f32[B, C]: the value of prompt and completion up to and including each token; without a meaning where masked."""
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     dtype, mesh_ops = spec.learning.dtype, spec.mesh_ops
     columns = heads.values(params, rollout.tokens, mask, spec.model_config, remat=remat, dtype=dtype, mesh_ops=mesh_ops)
@@ -42,10 +39,7 @@ def completion_values(params, rollout: Rollout, spec: RewardSpec, remat: str = '
 def update_reward_model(
     state: TrainState, batch: LabelledBatch, spec: RewardSpec
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """(TrainState, metrics f32[] by name) after one update on the mean of spec.loss over the tokens with a label.
-
-    An update that is not finite is skipped and counted in state.aux['bad_steps'].
-    """
+    """(TrainState, metrics f32[] by name) after an update on spec.loss; a non-finite one is skipped and counted."""
     learning, minibatching = spec.learning, spec.learning.minibatching(spec.group_size)
 
     def loss_of(params, weighted_microbatch):

@@ -41,11 +41,8 @@ def gold(example: Example) -> tuple[str, ...]:
     """
     text = example.answer.rpartition('####')[2].strip()
     if re.search(r'\d', text) and not PLAIN.fullmatch(text):
-        raise BadInput(
-            f'answer of example {example.id}',
-            example.answer[:80],
-            'is not one plain number, like -1,234.5; choose reward.verifier math, or mend the data',
-        )
+        remedy = 'is not one plain number, like -1,234.5; choose reward.verifier math, or mend the data'
+        raise BadInput(f'answer of example {example.id}', example.answer[:80], remedy)
     return perturb(example)
 
 

@@ -9,8 +9,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 import contextlib
-from datetime import UTC, datetime
-import email.utils
 import hashlib
 import json
 import os
@@ -281,8 +279,9 @@ class Client:
             raise OSError(self._hide(f'cannot be asked ({type(error).__name__}: {error})')) from None
         if not {'content-length', 'transfer-encoding'} & {*response.headers} and not answer.rstrip().endswith(b'}'):
             raise OSError('broke off its answer')  # nothing else would tell
+        asked = response.headers.get('Retry-After', '')  # a date is left to the run's own pauses
         text = self._hide(answer.decode(errors='replace'))
-        return response.status_code, _read_pause(response.headers.get('Retry-After', '')), text
+        return response.status_code, float(asked) if asked.isdecimal() else 0.0, text
 
     def _hide(self, text):
         """A text without the service's key."""
@@ -322,12 +321,3 @@ def _pause(key, attempt):
     """Seconds before attempt number `attempt`, from 1: doubled each time, and spread by the request's key."""
     spread = int(hashlib.sha256(f'{key} {attempt}'.encode()).hexdigest()[:8], 16) / 2**32
     return pause_before(attempt - 1) * (0.5 + spread)
-
-
-def _read_pause(text):
-    """Seconds of a header Retry-After, which has seconds or a date; 0 for another text."""
-    if text.isdecimal():
-        return float(text)
-    with contextlib.suppress(ValueError, TypeError):
-        return (email.utils.parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
-    return 0.0

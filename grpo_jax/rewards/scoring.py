@@ -81,10 +81,7 @@ class RewardStream:
         self.seconds = 0.0  # of judging, summed over threads; set by results
 
     def add(self, row: int | np.integer, tokens: Sequence | np.ndarray, truncated: bool | np.generic):
-        """Begins to judge a row's completion.
-
-        tokens: its token ids; truncated: whether the budget ended before a stop token.
-        """
+        """Begins to judge a row's completion: its token ids, and whether the budget ended before a stop token."""
         submit = self._reward_functions.resources.threads.submit
         future = submit(self._begin, self._example(row), tokens, bool(truncated))
         self._rows[row] = future, truncated
@@ -321,10 +318,7 @@ def check_missing(reward_functions: RewardFunctions, step: int, rewarded: Reward
 
 
 def service_counts(reward_functions: RewardFunctions) -> dict[str, float]:
-    """{part/name: number} of requests (calls), stored verdicts, retries and cost since the last call, of this process.
-
-    Each part that asks a service has them; {} without one.
-    """
+    """{part/name: number} of calls, stored verdicts, retries and cost since the last call; {} without a service."""
     counts = {}
     for name, part in reward_functions.every_part.items():
         if part.remote:

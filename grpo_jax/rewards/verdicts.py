@@ -46,10 +46,7 @@ class Store:
             return self._read(key)
 
     def put(self, key: str, record: dict[str, Any]) -> dict[str, Any]:
-        """Adds a record, which no kill takes back, unless the key has one; returns the key's record.
-
-        Raises CannotWrite for an error of the disk.
-        """
+        """Adds a record, which no kill takes back, unless the key has one; returns the key's. Raises CannotWrite."""
         with self._lock:
             self._waiting.setdefault(key, record)
             if not os.path.isdir(os.path.dirname(self.path)):

@@ -98,10 +98,7 @@ def _clear(folder):
 
 
 def _inherit(run, parent, changes, learner):
-    """The TrainState that a branch starts from: its parent's newest sound checkpoint, unfit parts replaced.
-
-    Raises Damaged when all of the parent's checkpoints are damaged, BadInput when it has none.
-    """
+    """The TrainState that a branch starts from: its parent's newest sound checkpoint, unfit parts replaced."""
     changed, damaged = {change.key for change in changes}, None
     other_data = Kind.FIXED in {kind_of(key) for key in changed if key.startswith('data.')}
     reset_parts = checkpoint.DATA_PARTS if other_data or checkpoint.TRAIN_SPLIT in changed else set()

@@ -7,12 +7,10 @@ workdir/damaged.
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
-import copy
 import ctypes
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
 import json
 import logging
 import math
@@ -21,7 +19,6 @@ import re
 import shutil
 import sys
 import traceback
-import types
 from typing import Any
 import warnings
 import zipfile
@@ -30,7 +27,6 @@ from etils import epath
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-import tensorstore
 
 from grpo_jax import ranges
 from grpo_jax.errors import BadInput
@@ -243,10 +239,7 @@ def restore(checkpoints: Any, abstract: TrainState, read: Read = read_tree) -> T
 
 
 def abstract_tree(path: str, sharding: Any) -> Any:
-    """ShapeDtypeStructs of a checkpoint's arrays, all with one sharding.
-
-    path: the checkpoint's folder, whose metadata is read. Raises Damaged when that cannot be read.
-    """
+    """ShapeDtypeStructs of the arrays in a checkpoint's folder, with one sharding; Damaged where it cannot be read."""
     try:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _array_metadata(path))
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
@@ -276,18 +269,12 @@ def _ignore_late_callbacks():
 
 
 def recorded_digests(path: str) -> dict[str, list[str]]:
-    """{name: [kind, sums]} of a checkpoint's arrays when they were saved; kind and sums are fields of digest.Digest.
-
-    Raises errors of many kinds for damaged files.
-    """
+    """{name: [kind, sums]} of a checkpoint's arrays, see digest.Digest; errors of many kinds for damaged files."""
     return _read_metadata(path)['custom_metadata']['digests']
 
 
 def recorded_pending(path: str) -> dict[str, np.ndarray] | None:
-    """Arrays of zeros in the shapes of what is pending in a checkpoint; None where nothing is.
-
-    Raises Damaged when the checkpoint's metadata cannot be read.
-    """
+    """Zeros in the shapes of what is pending in a checkpoint; None where nothing is. Raises Damaged as kinds does."""
     try:
         kinds = {name: kind for name, (kind, _) in recorded_digests(path).items()}
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
@@ -428,10 +415,7 @@ def find_newest(workdir: str) -> str:
 
 
 def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
-    """Raises BadInput when names, dtypes or shapes of a checkpoint's parameters differ from the abstract ones.
-
-    path: the checkpoint's folder; thing, value: the flag that named the checkpoint, for the message.
-    """
+    """Raises BadInput(thing, value) for a checkpoint whose parameters have other names, dtypes or shapes."""
     actual = {name: kind for name, kind in kinds(path).items() if name.startswith('params/')}
     wanted = _kinds_by_name({'params': abstract})
     for name in sorted(wanted.keys() | actual.keys()):
@@ -451,10 +435,7 @@ def parts_to_reset(amended: set[str]) -> set[str]:
 
 
 def differs_in_observed(path: str, abstract: TrainState) -> bool:
-    """Whether the arrays of a checkpoint and of a run differ, and only in OBSERVED parts.
-
-    path: the checkpoint's folder; abstract: the run's state.
-    """
+    """Whether the arrays of a checkpoint's folder and of a run's state differ, and only in OBSERVED parts."""
     try:
         digests = recorded_digests(path)
     except Exception:  # damaged: the error comes when the checkpoint is read
@@ -566,62 +547,18 @@ def _field_names(cls):
     return [field.name for field in dataclasses.fields(cls)]
 
 
-# The code below keeps the memory of a run that saves often from growing. tensorstore 0.1.86 never frees the JSON texts
-# that it returns. At each save and restore Orbax requests two: the number of bytes that were moved, for a line of its
-# log (40 KiB), and for each array the folder's resolved spec (20 KiB for 80 arrays). We return 0 for the byte count and
-# cache the spec per kind. Besides, each save starts threads, for which glibc uses up to 8 arenas a core, and each arena
-# has unused gaps; two arenas are as fast.
+# tensorstore 0.1.86 never frees the JSON texts that it returns. At each save and restore Orbax requests the number of
+# bytes that were moved, for a line of its log (40 KiB); it gets 0 here. Besides, each save starts threads, for which
+# glibc uses up to 8 arenas a core, and each arena has unused gaps; two arenas are as fast.
 M_ARENA_MAX, ARENAS = -8, 2  # M_ARENA_MAX is a constant of malloc.h
-ORBAX = (0, 12, 5)  # the first version that still writes whole files with these replacements
-
-
-class _KvStoreSpec(dict):
-    """A KvStore.Spec as a dict, which tensorstore also accepts; specs that differ only in paths are resolved once."""
-
-    def to_json(self) -> Any:
-        """The resolved spec, with all defaults, as KvStore.Spec.to_json returns it."""
-        paths: dict[str, str] = {}
-
-        def stand_in(path):
-            name = f'/{len(paths)}{"/" * path.endswith("/")}'
-            paths[name] = path
-            return name
-
-        resolved = _resolve(json.dumps(_replace_paths(self, stand_in)))
-        return _replace_paths(resolved, lambda name: paths.get(name, name))
-
-
-def _replace_paths(spec, replace):
-    """A copy of a spec, in which replace(path) stands for each absolute path."""
-    return {
-        name: replace(value)
-        if name == 'path' and value.startswith('/')
-        else _replace_paths(value, replace)
-        if isinstance(value, dict)
-        else copy.deepcopy(value)
-        for name, value in spec.items()
-    }
-
-
-@functools.lru_cache(maxsize=64)  # a run has few kinds of specs
-def _resolve(text):
-    """The resolved spec of a KvStore.Spec in JSON, as a dict."""
-    return tensorstore.KvStore.Spec(json.loads(text)).to_json()
 
 
 @functools.cache
 def spare_memory() -> None:
-    """Makes Orbax and glibc use less memory from now on; leaves an older Orbax and another libc as they are."""
+    """Makes Orbax and glibc use less memory from now on; leaves another libc, and an Orbax without this, as it is."""
     if 'arena_max' not in os.environ.get('GLIBC_TUNABLES', '') and 'MALLOC_ARENA_MAX' not in os.environ:
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
-    version = importlib.metadata.version('orbax-checkpoint')
-    if tuple(map(int, re.findall(r'\d+', version)[:3])) < ORBAX:
-        return
-    try:
+    with contextlib.suppress(ImportError):
         orbax: Any = importlib.import_module('orbax.checkpoint._src.serialization.tensorstore_utils')
-    except ImportError:
-        return
-    orbax.get_tensorstore_raw_bytes = lambda *_, **__: 0
-    store = types.SimpleNamespace(Spec=_KvStoreSpec, open=tensorstore.KvStore.open)
-    orbax.ts = types.SimpleNamespace(**vars(tensorstore) | {'KvStore': store})
+        orbax.get_tensorstore_raw_bytes = lambda *_, **__: 0

@@ -380,10 +380,7 @@ def draw_curve(workdir: str) -> str:
 
 
 def print_outcome(workdir: str) -> None:
-    """Draws curve.png and prints a run's evaluations, curves in text, paths and the command of its report.
-
-    Only the first process does.
-    """
+    """Draws curve.png and prints a run's evaluations, curves, paths and report command, in the first process."""
     if not processes.is_first():
         return
     try:

@@ -177,10 +177,7 @@ class Shell:
             checkpoint.save(self.checkpoints, state)
 
     def save_if_best(self, state: TrainState, results: Mapping[str, float]) -> None:
-        """Saves a state whose evaluation, with these results, is the best so far; never the first state.
-
-        Raises BadInput when the results lack the figure that decides.
-        """
+        """Saves a state whose evaluation is the best so far, never the first; BadInput when results lack the figure."""
         step = int(state.step)
         if self._best and self._best.add(step, results) and step:
             rows.append_event(self._workdir, step, 'best', figure=self._best.figure, value=self._best.value)
@@ -310,10 +307,7 @@ class Loop:
         self._parts.signals.underway = True
 
     def evaluate_if_due(self, step: int, every: int, evaluate: Callable[[Any], Mapping[str, float]], state: TrainState):
-        """Evaluates a state's policy before step 0 and every `every` steps (0: never), and logs evaluate(params).
-
-        The state is saved where checkpoint.best asks for it.
-        """
+        """Logs evaluate(params) before step 0 and each `every` steps (0: never); saves a state that is the best."""
         if step == 0 or self.is_due(step, every):
             with self.stage('evaluate'):
                 results = evaluate(state.params)

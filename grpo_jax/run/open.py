@@ -256,7 +256,8 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
         return settings
     dealt = settings.dealt(labels=head)
     fits = make_mesh_check(model_config, settings.model.lora, settings.teacher.path, dealt)
-    recorded, how = steering.recorded_mesh(workdir), 'chosen'
+    recorded, how = steering.value_of(steering.recorded_config(workdir), 'mesh'), 'chosen'
+    recorded = recorded and meshes.sizes_of(recorded)
     if used == 1 and recorded and math.prod(recorded.values()) == count and fits(recorded):
         sizes, how = recorded, f'as recorded in {workdir}'
     else:
@@ -280,10 +281,7 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
 def make_mesh_check(
     model_config: transformer.ModelConfig, adapters: lora.LoraOptions, teacher: str, dealt: Mapping[str, int]
 ) -> Callable[[Mapping[str, int]], bool]:
-    """Returns fits({axis: size}): whether a mesh divides the matrices of policy and teacher, and each count of `dealt`.
-
-    teacher: its folder; a teacher that is not here counts as none.
-    """
+    """fits({axis: size}): whether a mesh divides the policy, a teacher that is here, and each count of `dealt`."""
     tables = [lora.policy_table(model_config, adapters)]
     if os.path.isdir(teacher):
         tables.append(transformer.param_table(families.load_config(teacher)))
@@ -300,17 +298,11 @@ def make_mesh_check(
 
 
 def check_context(columns: int, folder: str, budget: str = 'rollout.max_tokens') -> None:
-    """Raises BadInput when `columns`, tokens of prompt and completion, exceed the context of a folder's model.
-
-    budget: the key of the completion's tokens, for the message.
-    """
+    """Raises BadInput when `columns` tokens exceed the context of a folder's model; budget: a key for the message."""
     most = families.context_length(folder)
     if columns > most:
-        raise BadInput(
-            f'data.max_prompt_tokens + {budget}',
-            columns,
-            f"is beyond the model's context of {most} positions; lower one",
-        )
+        remedy = f"is beyond the model's context of {most} positions; lower one"
+        raise BadInput(f'data.max_prompt_tokens + {budget}', columns, remedy)
 
 
 def _check_model_path(changes, workdir, folder, random_init, steered):
@@ -340,11 +332,7 @@ def _are_equal(old, new, names):
 
 
 def _open_branch(config, workdir, functions, steered, outer):
-    """The Run of the branch that `steered` names, whether it exists already or is new; workdir: its parent.
-
-    Raises BadInput when the branch's folder holds anything else than a branch of workdir, the parent has no checkpoint,
-    or its adapters do not fit.
-    """
+    """The Run of the branch that `steered` names, whether it exists already or is new; workdir: its parent."""
     branch = steered.branch
     places = os.path.realpath(workdir), os.path.realpath(branch)
     if os.path.commonpath(places) in places:
@@ -379,10 +367,7 @@ def _open_branch(config, workdir, functions, steered, outer):
 
 
 def make_algorithm(config: Any, algorithm: Algorithm | None = None, outer: Checks | None = None) -> Algorithm:
-    """The Algorithm of a run: `algorithm`, or without it the Algorithm that the config describes.
-
-    outer: as in open_run. Raises BadInput when the config cannot work, or config.collection contradicts `algorithm`.
-    """
+    """The Algorithm of a run, `algorithm` or the config's; BadInput where it cannot work. outer: as in open_run."""
     with Checks(outer) as check:
         section = Settings.from_config(config, check).algorithm
         collection = check(ranges.checked, CollectOptions, config.get('collection'), 'collection')
@@ -431,10 +416,7 @@ def open_changes(config: Any, workdir: str, algorithm: Algorithm | None = None) 
 
 
 def open_algorithm(run: Run, algorithm: Algorithm, outer: Checks | None = None) -> Run:
-    """The Run with an algorithm. Raises BadInput for all that does not fit, and warns of doubtful settings.
-
-    outer: as in open_run.
-    """
+    """The Run with an algorithm; BadInput for all that does not fit, and warnings of doubts. outer: as in open_run."""
     settings, learning, model = run.settings, run.settings.learning, run.model
     section, shapes, lora_rank = settings.algorithm, settings.step_shapes(algorithm), settings.model.lora.rank
     kept = algorithm.keeps_reference or settings.log.kl_every > 0
@@ -474,10 +456,7 @@ def open_algorithm(run: Run, algorithm: Algorithm, outer: Checks | None = None) 
 
 
 def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm: Algorithm):
-    """Raises BadInput for a loss of whole groups when groups of unequal sizes may be cut, or have no common size.
-
-    allocation: of config.collection; minibatches: of config.learner; weights: of config.algorithm.
-    """
+    """Raises BadInput for a loss of whole groups when groups of unequal sizes may be cut, or have no common size."""
     if allocation == 'equal':
         return
     if 'group_ids' in algorithm.reads:
@@ -494,16 +473,11 @@ def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm
 
 
 def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunctions, algorithm: Algorithm):
-    """Raises BadInput if no verifier or no rewards of steps are there though the algorithm reads what they say, or if
-    options shape a total reward that the algorithm does not read.
-    """
+    """Raises BadInput where the algorithm reads verdicts or steps that no reward gives, or not what is shaped."""
     reads, name = algorithm.advantage_reads, pieces.name_of(algorithm.advantage)
     if algorithm.needs_steps and not functions.steps:
-        raise BadInput(
-            'reward.step_rewards',
-            NO_VALUE,
-            f'is empty, and advantage {name} needs rewards of steps; name a reward that has them, like calculator',
-        )
+        remedy = f'is empty, and advantage {name} needs rewards of steps; name a reward that has them, like calculator'
+        raise BadInput('reward.step_rewards', NO_VALUE, remedy)
     if 'correct' in reads | algorithm.reads and not (options.verifies_all or algorithm.source == 'pairs'):
         raise BadInput(
             'reward.verifier',
@@ -525,10 +499,7 @@ def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunc
 
 
 def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.Dataset:
-    """The tokenized Dataset of a split, 'train' or 'test'; of the split train, with a warning, where there is no test.
-
-    train: the split train, if it is read already.
-    """
+    """The Dataset of the split train or test; where there is no test, that of train (`train`), with a warning."""
     options = run.settings.data
     # where the rewards were refused, nobody knows which rows need an answer
     needs_answer = (lambda example: False) if run.rewards is UNMADE else run.rewards.needs_answer
@@ -545,10 +516,7 @@ def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.
 
 
 def open_splits(run: Run, outer: Checks | None = None) -> data.Splits:
-    """The train and test splits; raises BadInput when they share most test prompts.
-
-    outer: as in open_run; the splits are UNMADE where the Run's data or tokenizer are.
-    """
+    """The train and test splits, UNMADE without data or tokenizer; BadInput when they share most test prompts."""
     with Checks(outer) as check:
         readable = UNMADE if UNMADE in (run.settings.data, run.model) else run
         train = check(open_split, readable, 'train')
@@ -596,10 +564,7 @@ def make_weights(run: Run) -> Any:
 
 
 def make_policy(run: Run, weights: Any = None) -> Any:
-    """The policy's first parameters on the mesh: the model's, with adapters where the config has them.
-
-    weights: float32 parameters in the place of the model's.
-    """
+    """The policy's first parameters on the mesh, with its adapters; weights: float32, in the place of the model's."""
     source, config = run.settings.model, run.model.config
     weights = make_weights(run) if weights is None else weights
     if not source.lora.rank:

@@ -29,7 +29,6 @@ from grpo_jax.ranges import Kind
 from grpo_jax.run.rows import append_event, recorded_events, rewrite_events
 from grpo_jax.run.settings import kind_of
 from grpo_jax.sharding import compiled
-from grpo_jax.sharding.mesh import sizes_of
 
 logger = logging.getLogger('grpo_jax')
 
@@ -110,20 +109,18 @@ def changes(workdir: str | os.PathLike, recorded: Mapping[str, Any]) -> tuple[Ch
     What `recorded` leaves open is no change, since config.json has what was chosen: a mesh with data 0, and the steps
     where data.epochs sets them.
     """
-    path = os.path.join(workdir, 'config.json')
-    if not os.path.exists(path):
+    if (old := recorded_config(workdir)) is None:
         return ()
-    changed = differences(json_file.read_object(path), recorded)
+    changed = differences(old, recorded)
     mesh, steps = value_of(recorded, 'mesh.data') == 0, bool(value_of(recorded, 'data.epochs'))
     left_open = ('mesh.',) * mesh + ('steps',) * steps
     return tuple(change for change in changed if not change.key.startswith(left_open))
 
 
-def recorded_mesh(workdir: str | os.PathLike) -> dict[str, int] | None:
-    """{axis: size} of the mesh in a workdir's config.json; None without the file, and without a mesh in it."""
+def recorded_config(workdir: str | os.PathLike) -> dict[str, Any] | None:
+    """The config in a workdir's config.json; None without the file."""
     path = os.path.join(workdir, 'config.json')
-    section = value_of(json_file.read_object(path), 'mesh') if os.path.exists(path) else None
-    return section and sizes_of(section)
+    return json_file.read_object(path) if os.path.exists(path) else None
 
 
 def piece_changes(workdir: str | os.PathLike, pieces: Mapping[str, Any]) -> list[Change]:
@@ -319,9 +316,8 @@ def record(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> 
     """
     if not processes.is_first():
         return
-    path = os.path.join(workdir, 'config.json')
-    rows, recorded = recorded_events(workdir), json_file.read_object(path) if os.path.exists(path) else {}
-    valid = valid_rows(rows, recorded)
+    rows = recorded_events(workdir)
+    valid = valid_rows(rows, recorded_config(workdir) or {})
     if len(valid) < len(rows):
         rewrite_events(workdir, valid)
     for key, old, new in (change for change in changed if change.kind == Kind.AMENDABLE):
@@ -342,9 +338,7 @@ def valid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> 
 
 def keys_amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> set[str]:
     """The keys whose amendments a step's checkpoint lacks: amended at the step or later, or amendable in `changed`."""
-    path = os.path.join(workdir, 'config.json')
-    recorded = json_file.read_object(path) if os.path.exists(path) else {}
-    rows = valid_rows(recorded_events(workdir), recorded)
+    rows = valid_rows(recorded_events(workdir), recorded_config(workdir) or {})
     keys = {row['key'] for row in rows if row['event'] == 'amended' and row['step'] >= step}
     return keys | {change.key for change in changed if change.kind == Kind.AMENDABLE}
 
@@ -355,10 +349,10 @@ def check_programs(workdir: str, recorded: Mapping[str, Any], programs: Mapping[
     recorded: the config; programs: Executables by name. Raises BadInput when the run has a user's pieces, since code
     that they call may have changed; warns when it has none, or the clone of grpo_jax has edits.
     """
-    path, environments = os.path.join(workdir, 'programs.json'), os.path.join(workdir, ENVIRONMENT)
-    if not (os.path.exists(path) and os.path.exists(environments)) or changes(workdir, recorded):
+    path, entries = os.path.join(workdir, 'programs.json'), recorded_environments(workdir)
+    if not (os.path.exists(path) and entries) or changes(workdir, recorded):
         return
-    then, now = _read_environments(environments)[-1], describe_environment()
+    then, now = entries[-1], describe_environment()
     old = json_file.read_object(path)
     differ = [name for name, new in programs.items() if new.hash and old.get(name, new.hash) not in (new.hash, '')]
     if not differ or any(then.get(part) != now[part] for part in MACHINE):
@@ -371,14 +365,9 @@ def check_programs(workdir: str, recorded: Mapping[str, Any], programs: Mapping[
 
 
 def record_environment(workdir: str) -> None:
-    """Appends this process's environment to workdir/environment.json, which has an entry for each start of the run.
-
-    Warns when the code or jax differ from the first entry's.
-    """
-    path = os.path.join(workdir, ENVIRONMENT)
-    entries = _read_environments(path) if os.path.exists(path) else []
-    entry = describe_environment()
-    json_file.write(path, [*entries, entry])
+    """Appends this start to environment.json; warns when the code or jax differ from the first entry's."""
+    entries, entry = recorded_environments(workdir), describe_environment()
+    json_file.write(os.path.join(workdir, ENVIRONMENT), [*entries, entry])
     if not entries:
         return
     then, now = (
@@ -390,8 +379,11 @@ def record_environment(workdir: str) -> None:
             logger.warning('%s was begun with %s %s, and goes on with %s', workdir, name, then[name], now[name])
 
 
-def _read_environments(path):
-    """The entries of environment.json; raises BadInput where the file holds no list of dicts."""
+def recorded_environments(workdir: str) -> list[dict[str, Any]]:
+    """The entries of environment.json, one for each start; [] without the file, BadInput for another content."""
+    path = os.path.join(workdir, ENVIRONMENT)
+    if not os.path.exists(path):
+        return []
     with contextlib.suppress(BadInput, TypeError):
         entries = json_file.read(path)
         if all(isinstance(entry, dict) for entry in entries):
@@ -407,8 +399,7 @@ def code_name(code: dict[str, Any]) -> str:
 
 def first_code_name(workdir: str) -> str:
     """The code that began a workdir's run, in words; 'of an unknown version' without an environment.json."""
-    path = os.path.join(workdir, ENVIRONMENT)
-    entries = _read_environments(path) if os.path.exists(path) else []
+    entries = recorded_environments(workdir)
     return code_name(entries[0].get('code', {})) if entries else 'of an unknown version'
 
 
@@ -435,10 +426,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _describe_clone(root: str) -> dict[str, Any]:
-    """{'commit': the hash of HEAD, 'edited': whether grpo_jax or configs have edits} for the git clone at root.
-
-    {} if root is no clone, if it has no commit, and if git cannot be run.
-    """
+    """{'commit': of HEAD, 'edited': whether grpo_jax has edits} of the git clone at root; {} where git cannot tell."""
     if not os.path.exists(os.path.join(root, '.git')):  # an installed package may lie in a clone of something else
         return {}
     git = ['git', '-c', f'safe.directory={root}', '-C', root]
@@ -457,10 +445,7 @@ def _run_command(command):
 
 
 def record_origins(workdir: str, origins: Sequence[data.Origin]) -> None:
-    """Writes origins to workdir/data.json, so that a resumed run reads the same data, like the same commits of the hub.
-
-    Writes nothing when all data are generated.
-    """
+    """Writes origins to data.json, from which a resumed run reads the same data; not when all are generated."""
     if any(any(origin) for origin in origins):
         os.makedirs(workdir, exist_ok=True)
         json_file.write(os.path.join(workdir, 'data.json'), [origin._asdict() for origin in origins])

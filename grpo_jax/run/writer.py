@@ -391,10 +391,7 @@ class Writer:
             self._trackers.evaluation(step, results)
 
     def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes a step's completions, dicts of rollout_rows, to rollouts/<step>.jsonl and TensorBoard.
-
-        Both are dropped on a full disk.
-        """
+        """Writes rows of rollout_rows to rollouts/<step>.jsonl and TensorBoard, or drops them on a full disk."""
         rows = list(rows)
         with self.optional(step, 'tensorboard'):
             self._board.rollouts(step, rows)

@@ -147,10 +147,7 @@ class SamplerSpec:
 
     @property
     def attend_by(self) -> str:
-        """attention.Rule.by in prefills: 'splash' or 'xla'.
-
-        Splash needs rollout.kernels 'on', or 'auto' on TPUs, and a mesh that cuts no head of keys.
-        """
+        """attention.Rule.by in prefills: splash with kernels on (auto: on TPUs) and no head of keys cut; else xla."""
         on_tpu = self.mesh.devices.flat[0].platform == 'tpu'
         in_kernels = {'on': True, 'auto': on_tpu, 'off': False}[self.sampling.kernels]
         return 'splash' if in_kernels and _cuts_heads(self.model_config, self.mesh) else 'xla'
@@ -204,13 +201,13 @@ class SamplerSpec:
             )
 
         batch = jax.eval_shape(make_empty)
-        return _to_abstract(batch, jax.tree.map(self.sharding, batch))
+        return compiled.with_shardings(batch, jax.tree.map(self.sharding, batch))
 
     def _abstract_results(self, key):
         """The abstract results of a program."""
         kind = PROGRAMS[key.kind]
         results = jax.eval_shape(functools.partial(kind.function, self, key), *kind.abstract_inputs(self, key))
-        return _to_abstract(results, self.shardings(key, results))
+        return compiled.with_shardings(results, self.shardings(key, results))
 
     def shardings(self, key: ProgramKey, results: Any) -> Any:
         """A NamedSharding for each result of a program."""
@@ -218,20 +215,12 @@ class SamplerSpec:
         return shardings(self) if shardings else jax.tree.map(self.sharding, results)
 
     def sharding(self, array: Any) -> NamedSharding:
-        """The NamedSharding of an array: by rows, and a chunk also by heads, if the tensor axis divides them.
-
-        An array of five axes or more is a chunk; a scalar is not cut.
-        """
+        """An array's NamedSharding: by rows, a chunk (5 axes) also by heads if tensor divides them; a scalar whole."""
         if len(array.shape) >= 5:  # a chunk
             heads = 4 if self.cache_format.flat else 3
             cut = ('tensor',) if _cuts_heads(self.model_config, self.mesh) else ()
             return NamedSharding(self.mesh, PartitionSpec(*(None, None, ROW_AXES, None, None)[:heads], *cut))
         return NamedSharding(self.mesh, ROWS if array.shape else SAME)
-
-
-def _to_abstract(shapes, shardings):
-    """Abstract arrays with these shapes and shardings."""
-    return jax.tree.map(lambda x, sharding: compiled.abstract(x.shape, x.dtype, sharding), shapes, shardings)
 
 
 def _abstract_prompts(spec, key):
@@ -250,7 +239,7 @@ def _abstract_prompts(spec, key):
 def _abstract_tables(spec, key):
     """The abstract automata, which every device has."""
     automata = stops.abstract_automata(spec.sampling, spec.model_config.vocab_size)
-    return _to_abstract(automata, dict.fromkeys(automata, specs.replicated(spec.mesh)))
+    return compiled.with_shardings(automata, dict.fromkeys(automata, specs.replicated(spec.mesh)))
 
 
 def _abstract_chunk(spec, key):
@@ -383,62 +372,43 @@ def _count_remaining(spec, key, rollout_state):
     return jnp.max(unfinished), jnp.max(longest), jnp.sum(tokens)
 
 
-@_per_shard((SAME, ROWS, SAME), BATCH)
-def _open_batch(spec, key, weights, rollout_state, index):
-    """The DecodeBatch of a shard's `index`-th prompts, in one chunk."""
-    sizes, options = (key.prompts, key.columns[0]), spec.sampling
-    return state.open_batch(
-        weights, rollout_state, index, spec.model_config, options, spec.cache_format, sizes, spec.attend_by
-    )
+def _opening(function, sizes):
+    """A program that makes a DecodeBatch of each shard by a function of state.py; sizes(spec, key): its argument."""
+
+    @_per_shard((SAME, ROWS, SAME), BATCH)
+    def open_batch(spec, key, weights, rollout_state, number):
+        config, options, cache_format = spec.model_config, spec.sampling, spec.cache_format
+        batch_sizes = sizes(spec, key)
+        return function(weights, rollout_state, number, config, options, cache_format, batch_sizes, spec.attend_by)
+
+    return open_batch
 
 
-@_per_shard((SAME, ROWS, SAME), BATCH)
-def _resume_rows(spec, key, weights, rollout_state, length):
-    """The DecodeBatch of a shard's longest unfinished rows."""
-    sizes, options = (key.rows, key.columns), spec.sampling
-    return state.resume_rows(
-        weights, rollout_state, length, spec.model_config, options, spec.cache_format, sizes, spec.attend_by
-    )
+def _reporting(function):
+    """A decorator: of the shards' Reports, which come last, the largest numbers are returned, and the sum of tokens."""
+
+    def run(spec, key, *inputs):
+        batch, rollout_state, reports = function(spec, key, *inputs)
+        return batch, rollout_state, jax.tree.map(jnp.max, reports)._replace(tokens=jnp.sum(reports.tokens))
+
+    return run
 
 
-@_per_shard((SAME, ROWS, SAME), BATCH)
-def _open_carried(spec, key, weights, rollout_state, length):
-    """The DecodeBatch of all rows of a shard; the rows of its first prompts may have tokens of earlier steps."""
-    sizes, config = (key.prompts, spec.schedule.carried, key.columns[0]), spec.model_config
-    rule = spec.sampling, spec.cache_format, sizes, spec.attend_by
-    return state.open_carried(weights, rollout_state, length, config, *rule)
-
-
+@_reporting
 @_per_shard((BATCH, ROWS, SAME), (BATCH, ROWS, ROWS))
-def _wake_in_shard(spec, key, batch, rollout_state, tokens):
-    """state.wake_rows of a shard, with a decode.Report."""
+def _wake_rows(spec, key, batch, rollout_state, tokens):
+    """(DecodeBatch, RolloutState, Report) after a pause; the Report counts as after a segment."""
     batch, rollout_state = state.wake_rows(_take_shard(batch), rollout_state, tokens)
     live = jnp.sum(batch.live, dtype=jnp.int32)
     return batch, rollout_state, decode.Report(live, jnp.int32(0), *state.count_remaining(rollout_state))
 
 
-def _wake_rows(spec, key, *inputs):
-    """(DecodeBatch, RolloutState, Report) after a pause; the Report counts as after a segment."""
-    batch, rollout_state, reports = _wake_in_shard(spec, key, *inputs)
-    return batch, rollout_state, _over_shards(reports)
-
-
+@_reporting
 @_per_shard((SAME, BATCH, ROWS, SAME, SAME), (BATCH, ROWS, ROWS))
-def _decode_in_shard(spec, key, weights, batch, rollout_state, tables, step):
-    """decode.decode_segment of a shard's batch."""
+def _decode_segment(spec, key, weights, batch, rollout_state, tables, step):
+    """(DecodeBatch, RolloutState, Report) after a segment."""
     steps, batch = spec.schedule.segment, _take_shard(batch)
     return decode.decode_segment(weights, batch, rollout_state, tables, step, spec.model_config, spec.sampling, steps)
-
-
-def _decode_segment(spec, key, *inputs):
-    """(DecodeBatch, RolloutState, Report) after a segment; numbers are the largest of any shard, tokens are summed."""
-    batch, rollout_state, reports = _decode_in_shard(spec, key, *inputs)
-    return batch, rollout_state, _over_shards(reports)
-
-
-def _over_shards(reports):
-    """The Report of all shards, from a Report with a number for each."""
-    return jax.tree.map(jnp.max, reports)._replace(tokens=jnp.sum(reports.tokens))
 
 
 def _empty_chunk(spec, key):
@@ -495,9 +465,16 @@ PROGRAMS = {
     'given state': ProgramKind(_new_state, ('prompts', 'seed', 'number', 'limits', 'given tokens')),
     'resumed state': ProgramKind(_resume_state, ('rollout', 'prompts', 'seed', 'limits', 'tables')),
     'remaining': ProgramKind(_count_remaining, ('state',)),
-    'open': ProgramKind(_open_batch, ('weights', 'state', 'number')),
-    'resume': ProgramKind(_resume_rows, ('weights', 'state', 'number')),
-    'carry': ProgramKind(_open_carried, ('weights', 'state', 'number')),
+    'open': ProgramKind(
+        _opening(state.open_batch, lambda spec, key: (key.prompts, key.columns[0])), ('weights', 'state', 'number')
+    ),
+    'resume': ProgramKind(
+        _opening(state.resume_rows, lambda spec, key: (key.rows, key.columns)), ('weights', 'state', 'number')
+    ),
+    'carry': ProgramKind(
+        _opening(state.open_carried, lambda spec, key: (key.prompts, spec.schedule.carried, key.columns[0])),
+        ('weights', 'state', 'number'),
+    ),
     'wake': ProgramKind(_wake_rows, ('batch without chunks', 'state', 'number'), donated=('state',)),
     'decode': ProgramKind(
         _decode_segment, ('weights', 'batch', 'state', 'tables', 'number'), donated=('batch', 'state')

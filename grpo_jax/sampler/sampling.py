@@ -78,10 +78,7 @@ class Sampling(NamedTuple):
         )
 
     def for_tokenizer(self, tokenizer: Any, stop_tokens: tuple[int, ...], pad_token: int) -> 'Sampling':
-        """Returns the Sampling with stop_tokens, pad_token and the tokenizer's ids of thinking_text.
-
-        tokenizer None: the bytes of the text stand for its ids, since no shape depends on them.
-        """
+        """The Sampling with ids; tokenizer None: bytes of a text stand for its ids, since no shape depends on them."""
         end = ()
         if self.thinking_tokens and tokenizer is None:
             end = self.thinking_text.encode()
@@ -163,10 +160,7 @@ def _argmax_on_cpu(x):
 
 
 def logprob(logits: Float[Array, 'B V'], tokens: Int[Array, ' B'], temperature: float) -> Float[Array, ' B']:
-    """f32[B]: log softmax(logits / temperature) at the tokens, untruncated, which is what the learner computes.
-
-    Temperature 0 gives the logprob at temperature 1.
-    """
+    """f32[B]: log softmax(logits / temperature) at the tokens, untruncated as the learner's; 0 counts as 1."""
     scaled = logits / (temperature or 1.0)
     # a masked sum and not an index: indexing logits that are sharded over the vocabulary gathers them
     chosen = jnp.arange(logits.shape[-1]) == tokens[:, None]

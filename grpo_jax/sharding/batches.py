@@ -81,11 +81,8 @@ def check_columns(mesh: Mesh, shapes: Shapes):
     """Raises BadInput when mesh axis context does not divide a row's columns, Q + C."""
     columns, devices = shapes.queries + shapes.tokens, mesh.shape['context']
     if columns % devices:
-        raise BadInput(
-            'data.max_prompt_tokens + rollout.max_tokens',
-            columns,
-            f'must be a multiple of mesh.context = {devices}; choose {columns + -columns % devices}, the next one',
-        )
+        remedy = f'must be a multiple of mesh.context = {devices}; choose {columns + -columns % devices}, the next one'
+        raise BadInput('data.max_prompt_tokens + rollout.max_tokens', columns, remedy)
 
 
 def devices_along(mesh: Mesh, axes: Sequence[str]) -> int:

@@ -256,6 +256,11 @@ def abstract(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtyp
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """A tree of abstract arrays, of the shapes and dtypes of one tree and the shardings of another."""
+    return jax.tree.map(lambda x, sharding: abstract(x.shape, x.dtype, sharding), shapes, shardings)
+
+
 def abstract_params(table: Any, mesh: Mesh) -> Any:
     """A float32 ShapeDtypeStruct with its training sharding for each parameter in a table."""
     return jax.tree.map(

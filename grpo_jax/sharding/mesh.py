@@ -99,11 +99,8 @@ def make(section: Any) -> jax.sharding.Mesh:
             f'has {size} devices; {jax.process_count()} processes must use all {len(devices)} of theirs; raise an axis',
         )
     if size > len(devices):
-        raise BadInput(
-            'mesh',
-            dict(section),
-            f'needs {size} devices and {len(devices)} are here; lower an axis so that the product fits',
-        )
+        remedy = f'needs {size} devices and {len(devices)} are here; lower an axis so that the product fits'
+        raise BadInput('mesh', dict(section), remedy)
     return arrange(devices[:size], shape, count_slices(devices[:size]))
 
 

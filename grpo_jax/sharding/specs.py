@@ -19,11 +19,8 @@ def params(table: Any, mesh: Mesh | AbstractMesh) -> Any:
         for size, axis in zip(param.shape, param.axes, strict=True):
             if axis and size % mesh.shape[axis]:
                 fits = [n for n in range(1, mesh.shape[axis]) if size % n == 0]
-                raise BadInput(
-                    f'mesh.{axis}',
-                    mesh.shape[axis],
-                    f'does not divide {path}, shape {param.shape}; lower it to {fits[-1]}',
-                )
+                remedy = f'does not divide {path}, shape {param.shape}; lower it to {fits[-1]}'
+                raise BadInput(f'mesh.{axis}', mesh.shape[axis], remedy)
         return NamedSharding(mesh, PartitionSpec(*param.axes))
 
     return map_table(leaf, table)

@@ -23,6 +23,7 @@ from grpo_jax.hosts.files import atomic_folder
 from grpo_jax.models import hf, lora
 from grpo_jax.models.hf import peft
 from grpo_jax.run import checkpoint, cli, config_file, steering
+from grpo_jax.run.settings import recorded_form
 from grpo_jax.text import escape
 from grpo_jax.tools.provenance import as_object
 
@@ -197,9 +198,7 @@ def _figures_table(evaluation) -> str:
 
 def _settings_table(config) -> str:
     """The Markdown table of the settings that differ from default.py, but for the sections UNMENTIONED."""
-    defaults = config_file.read_config(os.path.join(config_file.CONFIGS, 'default.py')).to_dict()
-    # through JSON, which makes lists of tuples as in the recorded config
-    changes = steering.differences(json.loads(json.dumps(defaults)), config)
+    changes = steering.differences(recorded_form(config_file.read_defaults()), config)
     changes = [change for change in changes if change.key.split('.')[0] not in UNMENTIONED]
     return _table(['key', 'value'], [[change.key, change.new] for change in changes])
 

@@ -147,10 +147,7 @@ def run(
 
 
 def choose_presets(names: str) -> list[str]:
-    """Returns the presets of a comma-separated list, or of 'all'; raises BadInput for an unknown preset.
-
-    A preset is a file in configs/algorithms, by its name, or FILE.py of a user.
-    """
+    """The presets of a comma-separated list, or of 'all': names in configs/algorithms, or FILE.py; else BadInput."""
     folder = os.path.join(PACKAGE, 'configs', 'algorithms')
     choices = sorted(name[:-3] for name in os.listdir(folder) if name.endswith('.py') and name[0] != '_')
     chosen = choices if names == 'all' else list(dict.fromkeys(names.split(',')))
@@ -427,11 +424,8 @@ def compare(rows: Rows, preset: str, other: str, name: str = 'reward_after') -> 
     pairs = [(runs[preset][seed][name], runs[other][seed][name]) for seed in runs[preset] if seed in runs[other]]
     differences = np.array([a - b for a, b in pairs if not math.isnan(a - b)])
     if len(differences) < 2:
-        raise BadInput(
-            'seeds',
-            NO_VALUE,
-            f'that have {name} of both presets are {len(differences)}, and an interval needs 2; run more',
-        )
+        remedy = f'that have {name} of both presets are {len(differences)}, and an interval needs 2; run more'
+        raise BadInput('seeds', NO_VALUE, remedy)
     low, high = statistics.mean_interval(differences, level=LEVEL)
     return Comparison(name, preset, other, len(differences), float(differences.mean()), low, high)
 
@@ -454,10 +448,8 @@ def record_sources(workdir: str, functions: Mapping[str, Callable]) -> None:
 
 def main() -> None:
     """Runs the command."""
-    presets, seeds = choose_presets(flags.FLAGS.presets), flags.FLAGS.seeds
-    if seeds < 1:
-        raise BadInput('--seeds', seeds, 'must be at least 1; raise it')
-    run(config_from_flag(flags.FLAGS['config']), presets, seeds, flags.FLAGS.workdir)
+    values = flags.FLAGS
+    run(config_from_flag(values['config']), choose_presets(values.presets), values.seeds, values.workdir)
 
 
 if __name__ == '__main__':

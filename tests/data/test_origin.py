@@ -376,10 +376,9 @@ def test_pairs_of_the_hub_are_what_dpo_learns_from(hub_cache, tmp_path):
     cache.write(hub_cache, path, OLD, REPOSITORIES[path])
     changes = {'collection__source': 'pairs', 'data__name': 'preferences', 'data__path': path, 'data__options': {}}
     run = open_config(tiny_run.config(preset='dpo', **changes), str(tmp_path / 'run'))
-    tokenizer, most = run.model.tokenizer, run.settings.sampling.max_tokens
-    fields, end = ('demonstration', 'rejected'), data.TurnEnd('', tokenizer.eos_token_id)
+    fields, tokenizer = ('demonstration', 'rejected'), run.model.tokenizer
     dataset, ((chosen, rejected),) = demonstrations.find(
-        open_split(run, 'train'), tokenizer, fields, most, run.settings.data.name, end
+        open_split(run, 'train'), tokenizer, fields, run.settings.data, run.settings.sampling
     )
     assert dataset.examples[0].prompt == 'Why?'
     assert [tokenizer.decode(ids[:-1]) for ids in (chosen, rejected)] == ['So.', 'No.']

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_jax import reward_model, train
 from grpo_jax.collect import demonstrations
-from grpo_jax.data import TurnEnd, preferences
+from grpo_jax.data import preferences
 from grpo_jax.errors import BadInput
 from grpo_jax.run.open import open_config, open_split
 from grpo_jax.types import Example
@@ -151,9 +151,8 @@ def test_the_chat_of_a_pair_is_its_prompt(tmp_path, qwen3):
         (tmp_path / f'{split}.jsonl').write_text(json.dumps(row) + '\n')
     opened = open_config(config(str(tmp_path), data__chat=True, data__max_prompt_tokens=200), str(tmp_path / 'run'))
     opened = dataclasses.replace(opened, model=opened.model._replace(tokenizer=qwen3))
-    most, name = opened.settings.sampling.max_tokens, opened.settings.data.name
-    fields, end = ('demonstration', 'rejected'), TurnEnd('', qwen3.eos_token_id)
-    dataset, (pair,) = demonstrations.find(open_split(opened, 'train'), qwen3, fields, most, name, end)
+    fields, settings = ('demonstration', 'rejected'), opened.settings
+    dataset, (pair,) = demonstrations.find(open_split(opened, 'train'), qwen3, fields, settings.data, settings.sampling)
     assert qwen3.decode(dataset.tokens[0]) == qwen3.apply_chat_template(
         list(BEFORE), add_generation_prompt=True, tokenize=False
     )

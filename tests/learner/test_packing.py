@@ -218,7 +218,6 @@ def test_shared_prompts_save_a_third_of_the_operations():
             r'^learner.pack_columns = 24: is too short for a prompt of 6 tokens with its group; choose 26 ',
         ),
         ('dr_grpo', dict(pack_columns=20), r'^learner.pack_columns = 20: must be a multiple of 8 .* raise it to 24'),
-        ('dr_grpo', dict(pack_columns=24, pack_rows=0), r'^learner.pack_rows = 0: must be at least 1'),
     ],
 )
 def test_sizes_that_cannot_work_are_refused(tiny, preset, options, message):

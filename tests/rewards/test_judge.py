@@ -79,7 +79,7 @@ FAILURES = {
     'status 429': (True, False, 3),
     'status 429 0': (True, False, 3),
     'status 429 9999': (True, False, 1),
-    'status 503 Fri, 31 Dec 2100 23:59:59 GMT': (True, False, 1),
+    'status 503 Fri, 31 Dec 2100 23:59:59 GMT': (True, False, 3),
     'status 401': (True, False, 1),
     'status 404': (True, False, 1),
     'redirect': (True, False, 1),

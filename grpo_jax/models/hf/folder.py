@@ -58,11 +58,8 @@ def check_tokenizer(folder: str | os.PathLike[str]) -> None:
     config = read_settings(folder, 'tokenizer_config.json')
     versions = config.get('fast_tokenizer_files') or []
     if not isinstance(versions, list) or not all(isinstance(name, str) for name in versions):
-        raise BadInput(
-            f'fast_tokenizer_files in {os.path.join(folder, "tokenizer_config.json")}',
-            versions,
-            f'must be a list of names of files; {REMEDY}',
-        )
+        remedy = f'must be a list of names of files; {REMEDY}'
+        raise BadInput(f'fast_tokenizer_files in {os.path.join(folder, "tokenizer_config.json")}', versions, remedy)
     for name in versions:
         files.path_inside(folder, name)
     settings = [config, read_settings(folder, 'special_tokens_map.json')]

@@ -112,11 +112,8 @@ def _check_vocabulary(tokenizer, encoded, folder, size):
         )
     last = max(tokenizer.get_vocab().values(), default=-1)
     if not 0 <= last < size:
-        raise BadInput(
-            'model.path',
-            folder,
-            f'the last token of its tokenizer is {last}, and the model has {size} tokens; {REMEDY}',
-        )
+        remedy = f'the last token of its tokenizer is {last}, and the model has {size} tokens; {REMEDY}'
+        raise BadInput('model.path', folder, remedy)
     if not all(0 <= token < size for token in encoded):
         raise BadInput(
             'model.path', folder, f'its tokenizer gives token {max(encoded)}, and the model has {size} tokens; {REMEDY}'
@@ -198,11 +195,8 @@ def _match_tensors(folder, table, c):
     missing = sorted(expected - stored.keys())
     extra = sorted(name for name in stored.keys() - expected if not name.endswith('rotary_emb.inv_freq'))
     if missing or extra:
-        raise BadInput(
-            'model.path',
-            folder,
-            f'the weights do not fit config.json: missing {missing[:3]}, left over {extra[:3]}; {REMEDY}',
-        )
+        remedy = f'the weights do not fit config.json: missing {missing[:3]}, left over {extra[:3]}; {REMEDY}'
+        raise BadInput('model.path', folder, remedy)
     for place in places.values():
         for name in place.names:
             tensor_files.check(stored[name], place.shape)

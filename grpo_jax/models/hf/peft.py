@@ -101,10 +101,7 @@ def _open(folder) -> Any:
 def load_adapters(
     folder: str | os.PathLike[str], c: transformer.ModelConfig, options: lora.LoraOptions, shardings: Any
 ) -> dict[str, Any]:
-    """Loads a folder's adapters as the trained tree of lora.split, float32, on the devices of shardings.
-
-    Raises BadInput as check does, and for numbers that are not finite.
-    """
+    """A folder's adapters as lora.split's trained tree, float32; raises BadInput as check does, and for NaN."""
     check(folder, c, options)
     table = lora.split(lora.policy_table(c, options))[0]['layers']
     with _open(folder) as tensors:

@@ -61,10 +61,7 @@ class Part(NamedTuple):
 
 
 def list_tensors(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
-    """The tensors in model.safetensors, or in the files that the folder's index names, by name.
-
-    Raises BadInput when a file is absent or damaged, or lacks a tensor that the index puts there.
-    """
+    """The tensors of model.safetensors, or of the index's files, by name; BadInput for absent or damaged files."""
     folders.check(folder)
     placed, stored = _read_index(folder), {}
     for path in sorted(set(placed.values())) or [os.path.join(folder, 'model.safetensors')]:
@@ -305,11 +302,8 @@ def _scaled_block(tensor, scale, block):
             return 1, columns
         if block and scale.shape == (-(-rows // block[0]), -(-columns // block[1])):
             return block
-    raise BadInput(
-        scale.name,
-        (scale.dtype, *scale.shape),
-        f'is no scale of {tensor.shape} in blocks of weight_block_size {block}; {folders.REMEDY}',
-    )
+    remedy = f'is no scale of {tensor.shape} in blocks of weight_block_size {block}; {folders.REMEDY}'
+    raise BadInput(scale.name, (scale.dtype, *scale.shape), remedy)
 
 
 def load_parameter(

@@ -73,10 +73,7 @@ class Measured(NamedTuple):
 
 
 def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compiling) -> list[Measured]:
-    """Traces and compiles the programs of a plan, and returns the Measured of each job.
-
-    Programs are traced one after another, and each is compiled as soon as it is traced. Equal programs compile once.
-    """
+    """Traces a plan's programs one after another, compiles equal ones once, and returns the Measured of each job."""
     devices, slices = plan.mesh.size, plan.slices
     margin = topology.margin() if plan.on_gpus else 0.0
     compiled, results = {}, []

@@ -69,10 +69,7 @@ def full_name(name: str) -> str:
 
 
 def find_gpu(name: str) -> Chip | None:
-    """Returns the Chip of a topology like gpu:a100-40 or gpu:24, with the memory that jax takes; None for no GPU.
-
-    Raises BadInput for an unknown GPU.
-    """
+    """The Chip of gpu:a100-40 or gpu:24, with the memory that jax takes; None for no GPU, BadInput for an unknown."""
     if not name.startswith('gpu:'):
         return None
     match = GPU.fullmatch(name)
@@ -80,11 +77,8 @@ def find_gpu(name: str) -> Chip | None:
     known = GPUS.get(kind) or (Chip(memory=float(kind) * GIB) if re.fullmatch(r'\d+(\.\d+)?', kind) else None)
     if known is None:
         choices = ', '.join(f'gpu:{kind}' for kind in GPUS)
-        raise BadInput(
-            '--topology',
-            name,
-            f'is no GPU; choose {choices}, or the GiB of one like gpu:24, for several like gpu:h100x8',
-        )
+        remedy = f'is no GPU; choose {choices}, or the GiB of one like gpu:24, for several like gpu:h100x8'
+        raise BadInput('--topology', name, remedy)
     return known._replace(memory=known.memory * taken())
 
 

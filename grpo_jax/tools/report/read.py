@@ -49,10 +49,7 @@ class Variant(NamedTuple):
 
 
 def read_variants(folders: Sequence[str]) -> list[Variant]:
-    """Returns the Variants of all runs in the folders, in the order of their first runs.
-
-    folders: of runs or sweeps; a repeated folder counts once. Raises BadInput for a folder without a run.
-    """
+    """The Variants of all runs or sweeps in the folders, by their first runs; BadInput for a folder without a run."""
     paths = [path for folder in folders for path in find_runs(folder)]
     runs = [read_run(path) for path in dict.fromkeys(map(os.path.normpath, paths))]
     alike: dict[tuple, list[Run]] = {}
@@ -108,7 +105,7 @@ def read_run(folder: str) -> Run:
         evaluations=_read_rows(folder, 'evaluations.jsonl', notes),
         events=[row for row in _read_rows(folder, EVENTS, notes) if isinstance(row.get('event'), str)],
         cold_start=_read_rows(os.path.join(folder, 'cold_start'), 'metrics.jsonl', notes),
-        environment=_read_environment(folder, notes),
+        environment=list(_read_or_note(lambda: steering.recorded_environments(folder), notes)),
         notes=notes,
         pieces=_read_or_note(lambda: steering.recorded_pieces(folder), notes),
         programs=_read_or_note(lambda: json_file.read_object(programs) if os.path.exists(programs) else {}, notes),
@@ -165,19 +162,6 @@ def _read_rows(folder, name, notes):
     if name == EVENTS:
         return rows
     return list({row['step']: row for row in rows}.values())
-
-
-def _read_environment(folder, notes):
-    """The entries of environment.json; [] and a note when it is damaged."""
-    path = os.path.join(folder, steering.ENVIRONMENT)
-    if not os.path.exists(path):
-        return []
-    try:
-        entries = json_file.read(path)
-    except BadInput as error:
-        notes.append(str(error))
-        return []
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def _folder_names(folder):
