@@ -114,6 +114,11 @@ class CollectOptions(NamedTuple):
         return self.retire_above > 0 or self.allocation == 'pass_rate'
 
     @property
+    def is_asynchronous(self) -> bool:
+        """Whether steps do not wait for all their completions, so that earlier policies have sampled some tokens."""
+        return self.in_flight > 0 or self.staleness > 0
+
+    @property
     def keeps_groups(self) -> bool:
         """Whether groups are kept from step to step."""
         return self.dead_groups in EXCHANGED and self.max_staleness > 0
