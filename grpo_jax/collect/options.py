@@ -131,8 +131,6 @@ def _check_asynchronous(collection):
             f'collection.source = {collection.source}': collection.source != 'policy',
             f'collection.allocation = {collection.allocation}': collection.allocation != 'equal',
             f'collection.revisit = {collection.revisit:g}': collection.revisit > 0,
-            f'collection.dead_groups = {collection.dead_groups}': name == 'in_flight'
-            and collection.dead_groups in EXCHANGED,
         }
         for setting, hinders in hindered.items():
             if getattr(collection, name) and hinders:
