@@ -160,10 +160,16 @@ def test_what_cannot_be_carried_is_refused(changes, named, tmp_path):
 
 
 def test_dead_groups_give_their_places_to_later_prompts_and_unfinished_ones_go_on(tmp_path):
-    # the verifier finds nothing right, so that only some groups differ, by whether a completion has a bracket
-    changes = dict(collection__dead_groups='resample', collection__max_draws=4, reward__parts=(('format', 1.0),))
-    _, collector, state = open_collector(tmp_path, **changes)
-    order, learned, draws = data.indices(0, 0, 40, 40).tolist(), [], []
+    # a digit that few completions begin with, so that about half of the groups are dead
+    (tmp_path / 'mine.py').write_text("def sevens(completion, example):\n    return float('7' in completion[:4])\n")
+    changes = dict(
+        collection__dead_groups='resample', collection__max_draws=4, reward__verifier='',
+        reward__parts=((f'{tmp_path}/mine.py:sevens', 1.0),),
+        data__options={'digits': 2, 'count': 400, 'blurts': 0.5, 'wrong': 0.5},
+    )  # fmt: skip
+    run, collector, state = open_collector(tmp_path / 'run', **changes)
+    places = {example.id: index for index, example in enumerate(open_splits(run).train.examples)}
+    order, learned, draws = data.indices(0, 0, 200, 400).tolist(), [], []
     for step in range(3):
         before = int(state.aux['position'])
         draw, state = collector.collect(state.replace(step=jnp.int32(step)), lambda *_: None)
@@ -173,7 +179,7 @@ def test_dead_groups_give_their_places_to_later_prompts_and_unfinished_ones_go_o
         alive = (rewarded != rewarded[:, :1]).any(1)
         assert alive.all() or draws[-1] == 4
         assert alive.tolist() == sorted(alive, reverse=True)
-        learned += [order.index(example.id) for example in draw.examples]
+        learned += [order.index(places[example.id]) for example in draw.examples]
         under_way = [group.index for group in state.pending.value[0]]
         assert len(under_way) == 4 and not {*under_way} & {order[place] for place in learned[-4:]}
     assert max(draws) > 1 and len(learned) == len({*learned})

@@ -49,7 +49,7 @@ def test_decode_steps_are_those_of_steps_that_are_cut_at_equal_tokens():
 
 
 def test_as_many_go_on_as_devices_can_share():
-    assert [choose_in_flight(*sizes) for sizes in ((32, 1), (32, 4), (24, 8), (8, 8), (1, 1))] == [16, 16, 8, 8, 1]
+    assert [choose_in_flight(*sizes) for sizes in ((32, 1), (32, 4), (24, 8), (8, 8), (1, 1))] == [16, 16, 24, 8, 1]
 
 
 def test_what_would_pay_is_said_with_what_it_saves():
