@@ -5,6 +5,7 @@ import statistics
 
 from grpo_jax.diagnose.signs import (
     AGE,
+    HIGHEST_RATE,
     Answer,
     Context,
     Monitor,
@@ -137,7 +138,12 @@ def stale_tokens(rows: Rows, context: Context) -> Sign | None:
     if sizes is None or max(sizes) > context.options.sampler_ess:
         return None
     seen = f'what earlier policies sampled is worth {sizes[-1]:.0%} of as many tokens of this one'
-    return Sign(seen, f'stale_ess {sizes[-1]:.2f} in {format_steps(recent)}', '' if context.staleness else 'carried')
+    return Sign(seen, f'stale_ess {sizes[-1]:.2f} in {format_steps(recent)}', _find_cause(context))
+
+
+def _find_cause(context):
+    """The answer of STALE for a run: what makes its tokens too old."""
+    return '' if context.learning_rate > HIGHEST_RATE else 'ahead' if context.staleness else 'carried'
 
 
 def correction_at_bound(rows: Rows, context: Context) -> Sign | None:
@@ -148,7 +154,7 @@ def correction_at_bound(rows: Rows, context: Context) -> Sign | None:
         return None
     cuts = context.correction.startswith('truncated')
     seen = f'algorithm.correction={context.correction} {"cuts" if cuts else "drops"} {shares[-1]:.0%} of the tokens'
-    answer = 'dropped' if not cuts else '' if context.staleness else 'carried'
+    answer = _find_cause(context) if cuts else 'dropped'
     return Sign(seen, f'correction_bound {shares[-1]:.2f} in {format_steps(recent)}', answer)
 
 
@@ -221,7 +227,12 @@ def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
 
 
 STALE = {
+    # in the demo 1e-3 leaves 1 % of eight steps old, and 3e-4 90 % even of sixteen
     '': Answer(
+        'the learning rate is too high for tokens of earlier policies, which each update leaves far behind',
+        '--workdir=NEW --config.optimizer.learning_rate={third_rate}',
+    ),
+    'ahead': Answer(
         'the policy moves too far in the steps by which sampling is ahead',
         '--branch=DIR --config.collection.staleness={less_staleness}',
     ),

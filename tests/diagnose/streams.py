@@ -365,6 +365,7 @@ MUST: dict[str, list[Stream]] = {
     'stale_tokens': [
         Stream(rows(3, stale_ess=0.3), 'stale_ess 0.30 in steps 0 to 2', RUN._replace(staleness=4)),
         Stream(rows(3, stale_ess=0.3), 'stale_ess 0.30 in steps 0 to 2', RUN._replace(max_age=8)),
+        Stream(rows(3, stale_ess=0.3), 'stale_ess 0.30', RUN._replace(staleness=4, learning_rate=1e-3)),
     ],
     'correction_at_bound': [
         Stream(
@@ -373,6 +374,7 @@ MUST: dict[str, list[Stream]] = {
             RUN._replace(staleness=4, correction='truncated'),
         ),
         Stream(rows(3, correction_bound=0.2), '', RUN._replace(max_age=8, correction='truncated_product')),
+        Stream(rows(3, correction_bound=0.2), '', RUN._replace(correction='truncated', learning_rate=1e-3)),
         Stream(rows(3, correction_bound=0.2), '', RUN._replace(staleness=1, correction='masked_geometric')),
     ],
     'clip_saturation': [
