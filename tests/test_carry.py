@@ -148,16 +148,41 @@ def test_draws_are_sampled_ahead_by_the_policy_of_the_schedule(tmp_path):
     [
         (dict(algorithm__correction='none'), 'add --config.algorithm.correction=truncated'),
         (dict(collection__source='reference'), 'collection.source'),
-        (dict(collection__dead_groups='resample'), 'collection.dead_groups = resample'),
         (dict(learner__old_logprobs='decode', collection__in_flight=0, collection__staleness=1), 'old_logprobs'),
         (dict(rollout__cache_gib=1e-5), 'collection.in_flight'),
         (dict(mesh__data=4, collection__in_flight=6), 'collection.in_flight'),
     ],
-    ids=['no correction', 'another source', 'resample', 'decode', 'no room', 'devices'],
+    ids=['no correction', 'another source', 'decode', 'no room', 'devices'],
 )
 def test_what_cannot_be_carried_is_refused(changes, named, tmp_path):
     with pytest.raises(BadInput, match=named):
         open_collector(tmp_path, **changes)
+
+
+def test_dead_groups_give_their_places_to_later_prompts_and_unfinished_ones_go_on(tmp_path):
+    # a digit that few completions begin with, so that about half of the groups are dead
+    (tmp_path / 'mine.py').write_text("def sevens(completion, example):\n    return float('7' in completion[:4])\n")
+    changes = dict(
+        collection__dead_groups='resample', collection__max_draws=4, reward__verifier='',
+        reward__parts=((f'{tmp_path}/mine.py:sevens', 1.0),),
+        data__options={'digits': 2, 'count': 400, 'blurts': 0.5, 'wrong': 0.5},
+    )  # fmt: skip
+    run, collector, state = open_collector(tmp_path / 'run', **changes)
+    places = {example.id: index for index, example in enumerate(open_splits(run).train.examples)}
+    order, learned, draws = data.indices(0, 0, 200, 400).tolist(), [], []
+    for step in range(3):
+        before = int(state.aux['position'])
+        draw, state = collector.collect(state.replace(step=jnp.int32(step)), lambda *_: None)
+        draws.append(draw.counts['draws'])
+        assert int(state.aux['position']) - before == 4 * draws[-1] + 4 * (step == 0)  # each draw admits P
+        rewarded = draw.finish_rewards().rewards.reshape(4, 4)
+        alive = (rewarded != rewarded[:, :1]).any(1)
+        assert alive.all() or draws[-1] == 4
+        assert alive.tolist() == sorted(alive, reverse=True)
+        learned += [order.index(places[example.id]) for example in draw.examples]
+        under_way = [group.index for group in state.pending.value[0]]
+        assert len(under_way) == 4 and not {*under_way} & {order[place] for place in learned[-4:]}
+    assert max(draws) > 1 and len(learned) == len({*learned})
 
 
 def test_a_changed_shape_is_refused_and_a_branch_draws_again_what_was_under_way(tmp_path):
@@ -199,8 +224,10 @@ def test_ages_count_from_the_step_in_which_a_draw_ahead_was_sampled(tmp_path):
         dict(collection__in_flight=0, collection__staleness=1),
         dict(collection__staleness=2, collection__retire_above=0.5),
         dict(collection__in_flight=0, collection__staleness=1, preset='dapo', collection__max_draws=2),
+        dict(collection__dead_groups='resample', collection__max_draws=3, collection__max_staleness=1),
+        dict(collection__dead_groups='replay', collection__max_staleness=3, collection__staleness=1),
     ],
-    ids=['carried', 'stale', 'both', 'resampled'],
+    ids=['carried', 'stale', 'both', 'resampled', 'resampled and carried', 'replayed, carried and stale'],
 )
 def test_a_resumed_run_is_the_same(changes, tmp_path, request):
     if 'collection__retire_above' not in changes:  # that case has carried rows and waiting draws

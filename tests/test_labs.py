@@ -32,6 +32,7 @@ COIN = {'steps': 4, 'reward.parts': (('coin', 1.0),), 'reward.verifier': ''}
 # what cuts the labs of some monitors down to seconds, with a policy that cannot add
 SHORT = {
     'flaky_reward': {'steps': 6},
+    'correction_at_bound': COIN | {'steps': 5},
     'clip_saturation': COIN,
     'inert_settings': COIN,
     'loss_is_zero': COIN,
@@ -235,7 +236,11 @@ def test_healthy_runs_have_what_monitors_read():
     absent = {name for name in read if name not in rows[0] and not name.startswith(('evaluation/', 'reward/'))}
     # a penalty, a curriculum, resampling, a service and rows that go on, none of which the demo has
     services = {'reward_missing', 'reward_refused'}
-    assert absent <= {'kl_ref', 'kl_ref_sequence', 'retired', 'draws', 'fresh_gap_mean'} | services
+    assert (
+        absent
+        <= {'kl_ref', 'kl_ref_sequence', 'retired', 'draws', 'fresh_gap_mean', 'stale_ess', 'correction_bound'}
+        | services
+    )
 
 
 SUM = Example('47+85=', '132', 0, {})

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 
+from absl import flags
 import jax
 import pytest
 
@@ -12,7 +13,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.sharding import chips
 from grpo_jax.tools.preflight import __main__ as preflight
 from grpo_jax.tools.preflight import compiler, model, plan, search, topology, verdict
-from tests import tiny_run
+from tests import doc_examples, tiny_run
 
 GIB = 2**30
 
@@ -189,3 +190,45 @@ def test_every_setting_gives_a_plan_or_says_why_not(planned):
         except BadInput as error:
             assert 'must' in str(error) or 'holds' in str(error)
     assert made > 2
+
+
+def pretend_sides(monkeypatch, sampling, learning, memory=0):
+    """Formulas by which sampling takes seconds on any number of chips, and learning takes chip-seconds."""
+
+    def guess(made, setting):
+        chips_used = setting.data * setting.fsdp * setting.tensor
+        seconds = {'rollout': sampling, 'logprobs': 0.0, 'update': learning / chips_used}
+        return model.Guess({phase: {'HBM': time} for phase, time in seconds.items()}, dict.fromkeys(seconds, memory))
+
+    monkeypatch.setattr(model, 'guess', guess)
+
+
+def test_a_split_is_named_where_both_sides_at_once_take_less_than_turns(planned, monkeypatch):
+    # four chips in turns: 1 + 1.6 / 4 = 1.4 s; two and two: the longer of 1 and 0.8; three do not divide 4 prompts
+    pretend_sides(monkeypatch, 1.0, 1.6)
+    line = search.describe_split(planned)
+    assert line.startswith(
+        'by the formulas 2 chips of the learner and 2 of the sampler take 1 s a step, and all in turns 1.4 s, with the '
+        "learner's idle for 20%: --config.mesh.data="
+    )
+    words = line.partition(': ')[2].split()
+    assert words[-3:] == [
+        '--config.mesh.sampler=2', '--config.collection.staleness=1', '--config.algorithm.correction=truncated'
+    ]  # fmt: skip
+    with doc_examples.parsed('train', ['--config=arithmetic', '--workdir=NEW', *words]):
+        assert flags.FLAGS.config.mesh.sampler == 2
+
+
+def test_no_split_is_named_where_none_pays_or_fits(planned, monkeypatch, tmp_path):
+    pretend_sides(monkeypatch, 1.0, 6.0)  # 1 + 1.5 in turns, and 3 on two chips
+    assert search.describe_split(planned) == (
+        'no split of the chips pays: by the formulas 2 chips of the learner and 2 of the sampler take 3 s a step, '
+        'and all in turns 2.5 s'
+    )
+    pretend_sides(monkeypatch, 1.0, 1.6, memory=2 * GIB)
+    none = 'no split of the chips between learner and sampler divides model and batch, and fits'
+    assert search.describe_split(planned) == none
+    odd = plan.make(
+        config(tmp_path, collection__source='reference', algorithm__kl='k3', algorithm__kl_coef=0.1), 'v5e:2x2'
+    )
+    assert search.describe_split(odd) == none

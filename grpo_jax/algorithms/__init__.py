@@ -16,7 +16,7 @@ from grpo_jax.algorithms.algorithm import (
 from grpo_jax.algorithms.checks import check_run
 from grpo_jax.algorithms.group_math import judge_groups
 from grpo_jax.algorithms.losses import gradient_coefficients, loss_terms, metrics, policy_loss, prepare, token_losses
-from grpo_jax.algorithms.meters import PooledMean, pooled_metrics, reference_metrics
+from grpo_jax.algorithms.meters import PooledMean, age_metrics, pooled_metrics, reference_metrics
 from grpo_jax.grouping import Grouping
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     'Grouping',
     'PooledMean',
     'adapt',
+    'age_metrics',
     'check_run',
     'compute_advantages',
     'default_numbers',

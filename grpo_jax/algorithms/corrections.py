@@ -19,6 +19,7 @@ def none(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
     return jnp.ones(mask.shape, jnp.float32)
 
 
+@pieces.properties(bounds='token')
 def truncated(
     log_rho: Float[Array, 'B C'],
     *,
@@ -28,6 +29,7 @@ def truncated(
     return jnp.minimum(reductions.clamped_exp(log_rho), rho_max)
 
 
+@pieces.properties(bounds='token')
 def icepop(
     log_rho: Float[Array, 'B C'],
     *,
@@ -39,6 +41,7 @@ def icepop(
     return _keep_within(rho, rho, icepop_low, icepop_high)
 
 
+@pieces.properties(bounds='row')
 def truncated_product(
     log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, rho_max: Positive = 2.0
 ) -> Float[Array, 'B C']:
@@ -47,6 +50,7 @@ def truncated_product(
     return jnp.broadcast_to(jnp.minimum(product, rho_max), mask.shape)
 
 
+@pieces.properties(bounds='row')
 def masked_product(
     log_rho: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
@@ -58,6 +62,7 @@ def masked_product(
     return jnp.broadcast_to(_keep_within(product, product, 0.0, product_max), mask.shape)
 
 
+@pieces.properties(bounds='token')
 def masked_geometric(
     log_rho: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
@@ -71,6 +76,7 @@ def masked_geometric(
     return _keep_within(rho, reductions.clamped_exp(mean), geometric_low, geometric_high)
 
 
+@pieces.properties(bounds='one')
 def veto(
     log_rho: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
@@ -82,6 +88,7 @@ def veto(
     return jnp.broadcast_to(jnp.where(reductions.clamped_exp(worst) < veto_below, 0.0, 1.0), mask.shape)
 
 
+@pieces.properties(bounds='one')
 def opsm(
     drift: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
-from grpo_jax.algorithms import kl, losses, pieces, reductions
+from grpo_jax.algorithms import kl, losses, pieces, ratios, reductions
 from grpo_jax.algorithms.algorithm import Algorithm
 from grpo_jax.types import Array, Experience, HeadOutput
+
+AGES = 3  # ages of tokens that have metrics of their own, in steps: 0, 1, and 2 or more
 
 
 class PooledMean(NamedTuple):
@@ -55,6 +57,36 @@ def pooled_metrics(algorithm: Algorithm, output: HeadOutput, experience: Experie
         ref_logprobs: Any = experience.ref_logprobs
         to_reference = reference_metrics(logprobs, ref_logprobs, mask)
         metrics |= {name: to_reference[name] for name in ('kl_ref_sequence', 'kl_ref_sequence_max')}
+    return metrics
+
+
+def age_metrics(
+    algorithm: Algorithm, output: HeadOutput, experience: Experience, age: Int[Array, 'B C']
+) -> dict[str, Any]:
+    """How far tokens of earlier policies are from this one, and what the correction makes of them, by name.
+
+    age: steps since other weights than these sampled the token. stale_ess, f32[]: the effective sample size of rho over
+    the tokens of an age above 0. For a correction with a bound, over the tokens of each age: correction_age_N_mean, the
+    PooledMean of its weights; correction_age_N_max, f32[], the largest weight before the bound; correction_age_N_bound,
+    the PooledMean of whether the bound changes a weight; correction_bound is that of all tokens. NaN without tokens.
+    """
+    logprobs, entropy = jax.lax.optimization_barrier((output.logprobs, output.entropy))  # as in pooled_metrics
+    inputs = losses.make_inputs(algorithm, HeadOutput(logprobs, entropy), experience)
+    mask, rho = inputs['mask'], ratios.token(inputs['log_rho'])
+    bounds, old = pieces.property_of(algorithm.correction, 'bounds'), mask & (age > 0)
+    squares = jnp.sum(old) * jnp.sum(jnp.square(rho), where=old)
+    metrics: dict[str, Any] = {'stale_ess': jnp.square(jnp.sum(rho, where=old)) / squares}
+    if bounds is None:
+        return metrics
+    row = ratios.token(reductions.row_sum(inputs['log_rho'], mask))
+    free = jnp.broadcast_to({'token': rho, 'row': row, 'one': 1.0}[bounds], mask.shape)
+    weights = pieces.call(algorithm.correction, inputs)
+    bounded = ~jnp.isclose(weights, free, rtol=1e-5)
+    metrics['correction_bound'] = _mean(bounded, mask)
+    for number in range(AGES):
+        own = mask & (age >= number if number == AGES - 1 else age == number)
+        name, most = f'correction_age_{number}', jnp.max(jnp.where(own, free, -jnp.inf))
+        metrics |= {f'{name}_mean': _mean(weights, own), f'{name}_max': most, f'{name}_bound': _mean(bounded, own)}
     return metrics
 
 

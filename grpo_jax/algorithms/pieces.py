@@ -33,6 +33,7 @@ PROPERTIES = {
     'nonnegative': False,  # an advantage needs outcomes of at least 0
     'bounded': False,  # a surrogate stops the policy far from the base of the ratio
     'row_mean': False,  # a ratio is exp of a row's mean, whose gradient at ratio 1 is that of ratio token
+    'bounds': None,  # what a correction bounds: rho of a 'token', or of a 'row', or 'one', which it leaves or drops
     'margin': None,  # of a surrogate of pairs: a function of data -> f32[B], by how much each row's pair is told apart
     'near_one': False,  # a ratio lies within some 1e-3 of 1
     'suits_weights': None,  # the weights that a ratio of whole rows is meant for

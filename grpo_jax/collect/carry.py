@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from grpo_jax import rewards
-from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, Progress, rows_of, stack
+from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, rows_of, stack
 from grpo_jax.collect.pending import Pending, PendingGroup, blank_rewards, ended_rows, pack_groups, unpack_groups
 from grpo_jax.hosts import processes
 from grpo_jax.sharding import batches
@@ -23,19 +23,22 @@ from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.types import Prompts, Rollout, TrainState
 
 
-def make_carry(drawer: Drawer) -> Callable[[TrainState, Progress], tuple[Draw, TrainState]]:
-    """Makes collect(state, progress) -> (Draw, TrainState) for steps whose unfinished groups go on in the next step."""
+def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
+    """Makes collect(state, progress, index) -> (Draw, TrainState) where unfinished groups go on in the next draw.
+
+    index: how many draws the step has made before, which is 0 unless it exchanges dead groups.
+    """
     options, sampling, engine = drawer.options, drawer.sampling, drawer.engine
     assert engine is not None, 'completions are sampled'
     prompts, size, carried = drawer.prompts, drawer.shapes.group_size, options.in_flight
     examples, key = drawer.dataset.examples, jax.random.key(drawer.seed)
     order = deal(prompts, carried, batches.devices_along(engine.mesh, ROW_AXES))
 
-    def collect(state, progress):
+    def collect(state, progress, index=0):
         step = int(state.step)
         groups, earlier = load_groups(state.pending, drawer)
         chosen, aux = drawer.choose(step, dict(state.aux), count=prompts + carried - len(groups))
-        groups += admit(drawer, chosen.indices, step, int(state.aux['position']))
+        groups += admit(drawer, chosen.indices, step, int(state.aux['position']), index)
         dealt = [groups[place] for place in order]
         own = [examples[group.index] for group in dealt]
         stream = rewards.RewardStream(
@@ -152,10 +155,13 @@ def add_rewards(
     return settled
 
 
-def admit(drawer: Drawer, indices: Sequence[int] | np.ndarray, step: int, position: int) -> list[PendingGroup]:
-    """Groups without tokens for the examples of these indices, which a step admits from a place in the data's order."""
+def admit(drawer: Drawer, indices: np.ndarray, step: int, position: int, index: int) -> list[PendingGroup]:
+    """Groups without tokens for the examples of these indices, which a step admits from a place in the data's order.
+
+    index: how many draws the step has made before; a prompt that comes again in a later draw must not get their noise.
+    """
     size, (queries, columns) = drawer.shapes.group_size, drawer.shapes[2:]
-    first = drawer.count_earlier_samples(np.asarray(indices))
+    first = drawer.count_earlier_samples(indices) + index * 2**16
     _, prompts = drawer.pick_prompts(indices)
     groups = []
     for place, index in enumerate(np.asarray(indices).tolist()):

@@ -105,6 +105,11 @@ class CollectOptions(NamedTuple):
         return self.retire_above > 0 or self.allocation == 'pass_rate'
 
     @property
+    def is_asynchronous(self) -> bool:
+        """Whether steps do not wait for all their completions, so that earlier policies have sampled some tokens."""
+        return self.in_flight > 0 or self.staleness > 0
+
+    @property
     def keeps_groups(self) -> bool:
         """Whether groups are kept from step to step."""
         return self.dead_groups in EXCHANGED and self.max_staleness > 0
@@ -117,8 +122,6 @@ def _check_asynchronous(collection):
             f'collection.source = {collection.source}': collection.source != 'policy',
             f'collection.allocation = {collection.allocation}': collection.allocation != 'equal',
             f'collection.revisit = {collection.revisit:g}': collection.revisit > 0,
-            f'collection.dead_groups = {collection.dead_groups}': name == 'in_flight'
-            and collection.dead_groups in EXCHANGED,
         }
         for setting, hinders in hindered.items():
             if getattr(collection, name) and hinders:

@@ -62,12 +62,12 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     if options.allocation == 'uncertainty':
         xrpo = importlib.import_module('grpo_jax.collect.xrpo')
         collect = xrpo.make_rounds(drawer, settings.data.prompt_format)
-    elif options.dead_groups in EXCHANGED:
-        collect = make_exchange(drawer)
-    elif options.in_flight:
-        collect = importlib.import_module('grpo_jax.collect.carry').make_carry(drawer)
     else:
         collect = make_single_draw(drawer)
+        if options.in_flight:
+            collect = importlib.import_module('grpo_jax.collect.carry').make_carry(drawer)
+        if options.dead_groups in EXCHANGED:
+            collect = make_exchange(collect, drawer)
     counts_itself = options.allocation == 'uncertainty' or options.dead_groups in EXCHANGED
     if options.staleness:
         schedule = importlib.import_module('grpo_jax.collect.schedule')
@@ -80,11 +80,11 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     return Collector(collect, engine, dataset.examples, programs, abstract_aux(options, shapes, len(dataset.examples)))
 
 
-def make_single_draw(drawer: Drawer) -> Collect:
-    """Makes collect(state, progress) -> (Draw, TrainState) for steps that learn from one draw."""
+def make_single_draw(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
+    """Makes collect(state, progress, index of the draw in the step) -> (Draw, TrainState), which makes one draw."""
 
-    def collect(state, progress):
-        draw, aux = drawer.draw(state, dict(state.aux), 0, progress)
+    def collect(state, progress, index=0):
+        draw, aux = drawer.draw(state, dict(state.aux), index, progress)
         return draw, state.replace(aux=aux)
 
     return collect
@@ -175,30 +175,36 @@ def replay(
     return SelectedGroups(alive, dead, kept_next, 1), carry
 
 
-def make_exchange(drawer: Drawer) -> Collect:
-    """Makes collect(state, progress) -> (Draw, TrainState) for steps that replace dead groups: resample, replay."""
+def make_exchange(
+    collect_draw: Callable[..., tuple[Draw, TrainState]], drawer: Drawer
+) -> Collect:
+    """Makes collect(state, progress) -> (Draw, TrainState) for steps that replace dead groups: resample, replay.
+
+    collect_draw(state, progress, index): makes one draw. Where its rows go on, they do so in the step's next draw too.
+    """
     options, prompts, examples = drawer.options, drawer.shapes.prompts, drawer.dataset.examples
 
     def collect(state, progress):
         step = int(state.step)
 
         def draw_groups(carry, index):
-            aux, draws = carry
-            draw, aux = drawer.draw(state, aux, index, progress)
-            draw, aux = drawer.count_passes(draw, draw.chosen, aux, index)
-            return split_groups(draw, step, options.gate), (aux, [*draws, draw])
+            state, draws = carry
+            draw, state = collect_draw(state, progress, index)
+            draw, aux = drawer.count_passes(draw, draw.chosen, dict(state.aux), index)
+            return split_groups(draw, step, options.gate), (state.replace(aux=aux), [*draws, draw])
 
         kept: list[Group] = []
         if options.keeps_groups:
             kept = load_kept(state.aux['kept'], step - options.max_staleness, step, drawer)
-        carry = dict(state.aux), []
+        carry = state, []
         if options.dead_groups == 'replay':
             noise = np.random.default_rng((drawer.seed, step))
-            selection, (aux, draws) = replay(draw_groups, carry, kept, prompts, noise)
+            selection, (state, draws) = replay(draw_groups, carry, kept, prompts, noise)
         else:
-            selection, (aux, draws) = resample(draw_groups, carry, kept, prompts, options.max_draws)
+            selection, (state, draws) = resample(draw_groups, carry, kept, prompts, options.max_draws)
         if options.keeps_groups:
-            aux['kept'] = store_kept(selection.kept, examples, state.aux['kept'])
+            stored = store_kept(selection.kept, examples, state.aux['kept'])
+            state = state.replace(aux=state.aux | {'kept': stored})
         groups = (selection.alive + selection.dead)[:prompts]  # living groups first
         sampled = sum(group.tokens for group in selection.alive + selection.dead if group.since == step)
         useful = sum(group.tokens for group in selection.alive[:prompts] if group.since == step)
@@ -210,7 +216,7 @@ def make_exchange(drawer: Drawer) -> Collect:
         draw = concatenate(groups, drawer.mesh)
         streams = [stream for each_draw in draws for stream in each_draw.streams]
         draw = draw._replace(counts=counts, stats=draws[-1].stats, streams=streams, chosen=draws[0].chosen)
-        return draw, state.replace(aux=aux)
+        return draw, state
 
     return collect
 

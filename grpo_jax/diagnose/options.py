@@ -35,6 +35,7 @@ class DiagnoseOptions(NamedTuple):
     displacement: Positive = 0.1  # nats a token that right completions have lost (2410.08847, 2512.04220)
     sampler_gap: Positive = 0.02  # nats a token; bfloat16 has some 0.004, float32 below 0.001
     sampler_ess: PositiveShare = 0.5  # effective sample size of the correction's weights, as a share
+    correction_bound: PositiveShare = 0.1  # of tokens whose weight is bounded, where earlier policies sampled them
     clip_share: PositiveShare = 0.3  # of tokens; GSPO has some 0.15, others two orders of magnitude less
     gradient_spike: Factor = 10.0  # in medians of the steps before
     reward_failures: PositiveShare = 0.05  # of completions whose reward died, expired or cannot be told

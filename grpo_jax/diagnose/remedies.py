@@ -178,6 +178,7 @@ READ: Mapping[str, Callable[[Any, Algorithm, Limits], bool]] = {
     ),
     'reward.length_shaping': _reads_total,
     'collection.dead_groups': _is_sampled,
+    'collection.max_age': lambda config, algorithm, limits: config['collection']['in_flight'] > 0,
     'rollout.group_size': _is_sampled,
     'rollout.max_tokens': lambda config, algorithm, limits: (
         not limits.columns or config['data']['max_prompt_tokens'] + config['rollout']['max_tokens'] <= limits.columns

@@ -76,6 +76,8 @@ class Context(NamedTuple):
     source: str = 'policy'  # where completions come from
     taught: bool = False  # a teacher gives a learning signal, whatever the rewards
     stale: bool = False  # another policy sampled some of the completions, by intent
+    staleness: int = 0  # steps by which sampling is ahead
+    max_age: int = 0  # steps after which a group that goes on is finished; 0: never
     exact: bool = True  # the model computes in float32
     quantized: bool = False  # the sampler's weights or cache are in int8
     inert: tuple[str, ...] = ()  # settings of the algorithm without effect while all ratios are 1
@@ -151,7 +153,7 @@ class Context(NamedTuple):
             regularizers=tuple(algorithm['regularizers']),
             optimizer=optimizer,
             **{key: optimization[key] for key in ('learning_rate', 'max_grad_norm')},
-            **{key: collection[key] for key in ('gate', 'retire_above', 'max_draws')},
+            **{key: collection[key] for key in ('gate', 'retire_above', 'max_draws', 'staleness', 'max_age')},
             **{key: reward[key] for key in ('deadline', 'memory_gib', 'verifier')},
             **{key: rollout[key] for key in ('max_tokens', 'temperature')},
             parts=tuple((name, weight) for name, weight in reward['parts']),
@@ -197,6 +199,8 @@ class Context(NamedTuple):
             'more_completions': f'{2 * self.group_size}',
             # from below 1 up to 1, where the policy samples what it has learned, and from there on by a fifth
             'hotter': f'{max(1.0, round(1.2 * self.temperature, 2)):g}',
+            'less_staleness': f'{self.staleness // 4}',
+            'less_age': f'{max(self.max_age // 4, 1)}',
             'more_draws': f'{2 * self.max_draws}',
             'minibatches': f'{self.minibatches}',
             'more_seconds': f'{4 * self.deadline:g}',

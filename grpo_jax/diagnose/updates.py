@@ -5,6 +5,7 @@ import statistics
 
 from grpo_jax.diagnose.signs import (
     AGE,
+    HIGHEST_RATE,
     Answer,
     Context,
     Monitor,
@@ -130,6 +131,33 @@ def sampler_mismatch(rows: Rows, context: Context) -> Sign | None:
     )
 
 
+def stale_tokens(rows: Rows, context: Context) -> Sign | None:
+    """Few of the tokens that earlier policies sampled decide what is learned: their effective sample size is small."""
+    recent = rows[-context.options.patience :]
+    sizes = last_values(rows, 'stale_ess', context.options.patience)
+    if sizes is None or max(sizes) > context.options.sampler_ess:
+        return None
+    seen = f'what earlier policies sampled is worth {sizes[-1]:.0%} of as many tokens of this one'
+    return Sign(seen, f'stale_ess {sizes[-1]:.2f} in {format_steps(recent)}', _find_cause(context))
+
+
+def _find_cause(context):
+    """The answer of STALE for a run: what makes its tokens too old."""
+    return '' if context.learning_rate > HIGHEST_RATE else 'ahead' if context.staleness else 'carried'
+
+
+def correction_at_bound(rows: Rows, context: Context) -> Sign | None:
+    """The correction bounds the weights of many tokens, so that it no longer corrects, or drops the tokens."""
+    recent = rows[-context.options.patience :]
+    shares = last_values(rows, 'correction_bound', context.options.patience)
+    if shares is None or min(shares) < context.options.correction_bound:
+        return None
+    cuts = context.correction.startswith('truncated')
+    seen = f'algorithm.correction={context.correction} {"cuts" if cuts else "drops"} {shares[-1]:.0%} of the tokens'
+    answer = _find_cause(context) if cuts else 'dropped'
+    return Sign(seen, f'correction_bound {shares[-1]:.2f} in {format_steps(recent)}', answer)
+
+
 def clip_saturation(rows: Rows, context: Context) -> Sign | None:
     """A large share of the tokens is clipped, so a step's later updates teach little."""
     count = context.options.patience
@@ -198,6 +226,20 @@ def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
     )
 
 
+STALE = {
+    # in the demo 1e-3 leaves 1 % of eight steps old, and 3e-4 90 % even of sixteen
+    '': Answer(
+        'the learning rate is too high for tokens of earlier policies, which each update leaves far behind',
+        '--workdir=NEW --config.optimizer.learning_rate={third_rate}',
+    ),
+    'ahead': Answer(
+        'the policy moves too far in the steps by which sampling is ahead',
+        '--branch=DIR --config.collection.staleness={less_staleness}',
+    ),
+    'carried': Answer(
+        'the policy moves too far while rows go on from step to step', '--amend --config.collection.max_age={less_age}'
+    ),
+}
 MONITORS = (
     Monitor(
         'large_updates',
@@ -239,6 +281,28 @@ MONITORS = (
                 '--config.rollout.kernels=off',
             ),
         },
+    ),
+    Monitor(
+        'stale_tokens',
+        'the run learns slower than one that waits, or breaks',
+        ('stale_ess',),
+        stale_tokens,
+        STALE,
+        because=('large_updates',),
+    ),
+    Monitor(
+        'correction_at_bound',
+        'completions are sampled, and most of them teach nothing',
+        ('correction_bound',),
+        correction_at_bound,
+        STALE
+        | {
+            'dropped': Answer(
+                'the correction drops what is not nearly on-policy, and steps that do not wait have little else',
+                '--branch=DIR --config.algorithm.correction=truncated',
+            )
+        },
+        because=('large_updates', 'stale_tokens'),
     ),
     Monitor(
         'clip_saturation',

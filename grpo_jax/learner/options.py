@@ -33,6 +33,7 @@ class ExtraMetrics(NamedTuple):
 
     outcomes: bool = False  # the policy on right and on wrong completions, by Experience.correct
     reference: bool = False  # the KL to a reference that no penalty reads
+    ages: bool = False  # the correction by age of tokens, where earlier policies have sampled some
 
 
 NOTHING = ExtraMetrics()

@@ -70,8 +70,8 @@ def update(
     coefficients, minibatching = state.aux['coefficients'], learning.minibatching(spec.group_size)
     trained, frozen = lora.split(state.params)
     trained, opt_state, skipped, metrics = descent.descend(
-        trained, state.opt_state, experience, packed, make_gradient(spec, coefficients, frozen), spec.optimizer,
-        minibatching, learns=state.step >= learning.critic_warmup,
+        trained, state.opt_state, experience, packed, make_gradient(spec, coefficients, state.step, frozen),
+        spec.optimizer, minibatching, learns=state.step >= learning.critic_warmup,
     )  # fmt: skip
     initial = state.aux['initial_entropy']
     aux = state.aux | {
@@ -107,10 +107,11 @@ def anchor_logprobs(logprobs: Float[Array, 'B C'], experience: Experience, learn
     return old + (logprobs - start)  # in this order: the difference of equal numbers is 0
 
 
-def make_gradient(spec: UpdateSpec, coefficients: dict, frozen: Any = None):
+def make_gradient(spec: UpdateSpec, coefficients: dict, step: Any, frozen: Any = None):
     """Makes gradient(params, minibatch, packed) -> (loss, gradient, metrics) of the algorithm, for descent.descend.
 
-    coefficients: TrainState.aux['coefficients']. frozen: where params are adapters, the other part of lora.split.
+    coefficients: TrainState.aux['coefficients']. step: of the state, i32[]. frozen: where params are adapters, the
+    other part of lora.split.
     """
     algorithm, learning, forward = spec.algorithm, spec.learning, spec.forward
     together = spec.group_size if 'group_ids' in algorithm.reads else 1
@@ -135,6 +136,9 @@ def make_gradient(spec: UpdateSpec, coefficients: dict, frozen: Any = None):
         )
         loss, grads, output = descent.accumulate(loss_of, compute, microbatches)
         metrics = algorithms.metrics(algorithm, output, minibatch)
-        return loss, grads, metrics | algorithms.pooled_metrics(algorithm, output, minibatch)
+        metrics |= algorithms.pooled_metrics(algorithm, output, minibatch)
+        if spec.extra.ages:
+            metrics |= algorithms.age_metrics(algorithm, output, minibatch, step - minibatch.rollout.version)
+        return loss, grads, metrics
 
     return gradient

@@ -78,7 +78,7 @@ class RewardStream:
         self._reward_functions, self._tokenizer, self._stop_tokens = reward_functions, tokenizer, stop_tokens
         self._examples, self._group_size = examples, group_size
         self._rows = {}  # row -> (future, truncated)
-        self.seconds = 0.0  # of judging, summed over threads; set by results
+        self.seconds = self.waited = 0.0  # of judging, summed over threads, and in results; set by results
 
     def add(self, row: int | np.integer, tokens: Sequence | np.ndarray, truncated: bool | np.generic):
         """Begins to judge a row's completion: its token ids, and whether the budget ended before a stop token."""
@@ -92,14 +92,15 @@ class RewardStream:
         return sorted(self._rows)
 
     def results(self) -> Rewards:
-        """Waits for the judges; returns the Rewards of the added rows in rising order of row, and sets `seconds`."""
-        order = self.rows
+        """Waits for the judges; returns the Rewards of the added rows in rising order of row, and sets the times."""
+        order, asked = self.rows, time.monotonic()
         started = [self._rows[row][0].result() for row in order]
         texts, lengths, values, seconds = zip(*started, strict=True) if started else ((), (), (), ())
         examples, truncated = [self._example(row) for row in order], [self._rows[row][1] for row in order]
         began = time.monotonic()
         rewards = _add_up(self._reward_functions, examples, (texts, truncated, lengths), values)
-        self.seconds = sum(seconds) + time.monotonic() - began
+        ended = time.monotonic()
+        self.seconds, self.waited = sum(seconds) + ended - began, ended - asked
         return rewards
 
     def _example(self, row):

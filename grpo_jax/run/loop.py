@@ -17,6 +17,7 @@ import numpy as np
 
 from grpo_jax import diagnose
 from grpo_jax.collect.draw import Draw
+from grpo_jax.diagnose import waiting
 from grpo_jax.errors import BadInput, CannotWrite, Diagnosed, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
 from grpo_jax.models.hf import families
@@ -160,8 +161,9 @@ class Shell:
         monitors = Monitors(self._workdir, context, settings.diagnose.on, writer)
         signals = self._stack.enter_context(contextlib.ExitStack())
         listening = signals.enter_context(Signals(settings.log.hang_after))
+        waits, dump = make_waits(settings.config, context.acts), make_dump(run)
         return Loop(
-            _Parts(writer, dropped, monitors, trace, listening, signals.close, on_step, make_dump(run)),
+            _Parts(writer, dropped, monitors, waits, trace, listening, signals.close, on_step, dump),
             self,
             self._workdir,
             settings.log.rollouts,
@@ -225,11 +227,31 @@ class _Parts(NamedTuple):
     writer: Writer | None  # None in all processes but the first
     dropped: Dropped
     monitors: 'Monitors'
+    waits: Callable[[Mapping[str, Any]], None]  # (row of metrics and timings)
     trace: '_Trace'
     signals: Signals
     close_signals: Callable[[], None]
     on_step: Callable[[int, Mapping[str, Any]], Any] | None
     dump: Callable[..., list[dict[str, Any]]]  # (draw, rewarded, experience) -> rows of a dump
+
+
+def make_waits(config: Any, acts: Callable[[str], bool]) -> Callable[[Mapping[str, Any]], None]:
+    """A function (row of metrics and timings) that says, once, what the steps since the start wait for.
+
+    config: of the run; acts(flags): whether it can start with flags.
+    """
+    # on a CPU a decode step costs what its rows do
+    in_flight = waiting.choose_in_flight(config.data.prompts_per_step, jax.device_count())
+    in_flight, begun = in_flight * (jax.default_backend() != 'cpu'), []
+
+    def note(row):
+        if len(begun) < waiting.STEPS:
+            begun.append(row)
+            if len(begun) == waiting.STEPS:
+                for text in waiting.describe_waits(begun, config, acts, in_flight):
+                    console.print(f'note: {text}')
+
+    return note
 
 
 def make_dump(run: Any) -> Callable[[Draw, Rewards, Experience], list[dict[str, Any]]]:
@@ -301,8 +323,10 @@ class Loop:
         owns the workdir or cannot write to it.
         """
         lock.check(self._workdir)
+        timings = self.seconds | dict(speeds or {})
         if self._parts.writer:
-            self._parts.writer.step(step, row, self.seconds | dict(speeds or {}))
+            self._parts.writer.step(step, row, timings)
+            self._parts.waits({**row, **timings})
         self._parts.monitors.step(step, row)
         self._parts.signals.underway = True
 

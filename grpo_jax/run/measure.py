@@ -17,10 +17,11 @@ import numpy as np
 
 from grpo_jax.algorithms import Grouping, group_math, pieces
 from grpo_jax.collect.draw import Draw
+from grpo_jax.diagnose import waiting
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora, transformer
 from grpo_jax.rewards import RewardFunctions, Rewards, language, reflection, service_counts
-from grpo_jax.sampler.engine import Stats
+from grpo_jax.sampler.engine import CUT, Stats
 from grpo_jax.sharding import chips
 from grpo_jax.types import Experience, Rollout, map_table
 
@@ -48,10 +49,11 @@ def make_speeds(run: Any) -> Callable[[Draw, Mapping[str, float]], dict[str, flo
     """A function (draw, {stage: seconds}) -> {name: number} of a Run's step; all processes must call it.
 
     The numbers are the sampler's speed, seconds of computing rewards, what services were asked, MiB of host memory, and
-    learner/mfu (FLOPs of the update per second / the chips' peak) where the chip is known; with mesh.sampler also how
-    long each side was at work since the last step, and how long not.
+    learner/mfu (FLOPs of the update per second / the chips' peak) where the chip is known; where steps wait, what
+    decode steps they would take if they did not; with mesh.sampler also how long each side was at work since the last
+    step, and how long not.
     """
-    learning, algorithm = run.settings.learning, run.algorithm
+    learning, algorithm, waits = run.settings.learning, run.algorithm, not run.settings.collection.is_asynchronous
     group_size = run.settings.step_shapes(algorithm).group_size
     chip = chips.lookup(run.mesh.devices.flat[0].device_kind)
     asks_services = any(part.remote for part in run.rewards.every_part.values())
@@ -64,6 +66,11 @@ def make_speeds(run: Any) -> Callable[[Draw, Mapping[str, float]], dict[str, flo
         if draw.stats is not None:
             speed |= sampler_speed(draw.stats, chip)
             speed['reward/seconds'] = sum(stream.seconds for stream in draw.streams)
+            speed['reward/wait_seconds'] = sum(stream.waited for stream in draw.streams)
+            if waits and draw.sizes is None:
+                longest = draw.finish_rewards().lengths.reshape(-1, group_size).max(1)
+                in_flight = waiting.choose_in_flight(len(longest), jax.device_count())
+                speed['sampler/steps_carried'] = waiting.count_carried_steps(longest, in_flight, CUT)
         if run.sides is not None:
             passed, sampling = run.sides.read_clock()
             speed |= sides_speed(passed, sampling, sum(seconds.get(stage, 0.0) for stage in LEARNING))

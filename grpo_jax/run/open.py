@@ -528,7 +528,7 @@ def open_splits(run: Run, outer: Checks | None = None) -> data.Splits:
 
 def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
     """The Learner of a Run; aux: ShapeDtypeStructs of further arrays in TrainState.aux, which begin as zeros."""
-    settings, algorithm = run.settings, run.algorithm
+    settings, algorithm, ages = run.settings, run.algorithm, run.settings.collection.is_asynchronous
     shapes, updates = settings.step_shapes(algorithm), settings.steps * settings.learning.updates
     optimizers = Optimizers(
         build_optimizer(settings.optimizer, updates),
@@ -538,7 +538,7 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
     return make_learner(
         run.model.config, algorithm, optimizers, run.mesh, shapes, settings.learning,
         aux | abstract_probe(settings.log, shapes),
-        ExtraMetrics(outcomes=True, reference=not algorithm.needs_reference and settings.log.kl_every > 0),
+        ExtraMetrics(outcomes=True, reference=not algorithm.needs_reference and settings.log.kl_every > 0, ages=ages),
     )  # fmt: skip
 
 

@@ -50,6 +50,8 @@ def rows(count: int = STEPS, **columns: Any) -> list[dict]:
         'probe_logprob_change': lambda step: 0.01 * step,
         'sampler_gap_mean': 1e-6,
         'sampler_ess': 1.0,
+        'stale_ess': 0.95,
+        'correction_bound': 0.01,
         'length': lambda step: 20 + 0.2 * step,
         'length_right': lambda step: 20 + 0.2 * step,
         'length_wrong': lambda step: 20 + 0.2 * step,
@@ -360,6 +362,21 @@ MUST: dict[str, list[Stream]] = {
         Stream(rows(3, sampler_gap_mean=0.05), 'nats a token', RUN._replace(exact=False, correction='truncated')),
         Stream(rows(3, sampler_gap_mean=0.05), 'nats a token', RUN._replace(quantized=True)),
     ],
+    'stale_tokens': [
+        Stream(rows(3, stale_ess=0.3), 'stale_ess 0.30 in steps 0 to 2', RUN._replace(staleness=4)),
+        Stream(rows(3, stale_ess=0.3), 'stale_ess 0.30 in steps 0 to 2', RUN._replace(max_age=8)),
+        Stream(rows(3, stale_ess=0.3), 'stale_ess 0.30', RUN._replace(staleness=4, learning_rate=1e-3)),
+    ],
+    'correction_at_bound': [
+        Stream(
+            rows(3, correction_bound=0.2),
+            'correction_bound 0.20 in steps 0 to 2',
+            RUN._replace(staleness=4, correction='truncated'),
+        ),
+        Stream(rows(3, correction_bound=0.2), '', RUN._replace(max_age=8, correction='truncated_product')),
+        Stream(rows(3, correction_bound=0.2), '', RUN._replace(correction='truncated', learning_rate=1e-3)),
+        Stream(rows(3, correction_bound=0.2), '', RUN._replace(staleness=1, correction='masked_geometric')),
+    ],
     'clip_saturation': [
         Stream(
             rows(3, clip_low_share=0.25, clip_high_share=0.25),
@@ -523,6 +540,17 @@ SILENT: dict[str, list[Stream]] = {
     'sampler_mismatch': [
         Stream(rows(sampler_gap_mean=0.004, sampler_ess=0.97), context=RUN),  # bfloat16
         Stream(rows(sampler_gap_mean=0.05, sampler_ess=0.3), context=RUN._replace(stale=True)),
+    ],
+    'stale_tokens': [
+        Stream(rows(stale_ess=0.7), context=RUN._replace(staleness=4)),
+        Stream(rows(stale_ess=lambda step: 0.3 if step % 3 else 0.8), context=RUN._replace(staleness=4)),
+    ],
+    'correction_at_bound': [
+        Stream(rows(correction_bound=0.05), context=RUN._replace(staleness=4, correction='truncated')),
+        Stream(
+            rows(correction_bound=lambda step: 0.3 if step % 3 else 0.0),
+            context=RUN._replace(staleness=1, correction='icepop'),
+        ),
     ],
     'clip_saturation': [Stream(rows(clip_low_share=0.08, clip_high_share=0.07), context=RUN)],  # GSPO
     'inert_settings': [

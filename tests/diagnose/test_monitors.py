@@ -24,6 +24,7 @@ NAMES = [
     *('sampler_mismatch', 'clip_saturation', 'inert_settings', 'loss_is_zero', 'gradient_spikes', 'truncation'),
     *('flaky_reward', 'dead_run', 'forgetting', 'overoptimization', 'falling_evaluation', 'data_exhausted'),
     *('large_updates', 'unverified_advantage', 'noisy_advantages', 'low_diversity', 'unverified_reward'),
+    *('stale_tokens', 'correction_at_bound'),
 ]
 SPEAKING = [(name, number) for name in MUST for number in range(len(MUST[name]))]
 SPEECHLESS = [(name, number) for name in SILENT for number in range(len(SILENT[name]))]

@@ -52,6 +52,43 @@ def test_the_kl_of_sequences_is_summed_over_tokens():
     assert metrics['kl_old_sequence'] == pytest.approx(old.mean(), rel=1e-4)
 
 
+def by_age(correction, age, **numbers):
+    """age_metrics of the worked example, whose tokens have these ages."""
+    method = fixture.algorithm('grpo', correction=correction, **numbers)
+    output = HeadOutput(jnp.asarray(fixture.LOGPROBS, jnp.float32), jnp.asarray(fixture.ENTROPY, jnp.float32))
+    metrics = algorithms.age_metrics(method, output, fixture.worked(method), jnp.asarray(age, jnp.int32))
+    return {name: float(x.value if isinstance(x, PooledMean) else x) for name, x in metrics.items()}
+
+
+def test_the_correction_is_measured_by_the_age_of_tokens():
+    # rho is exp(old - sampler): exp(-0.9), 1, exp(1.8) or exp(0.9); 2 bounds the last two
+    rho, age = np.exp(fixture.OLD - fixture.SAMPLER), np.arange(8)[:, None] // 2 + np.zeros((8, 5), int)
+    metrics = by_age('truncated', age)
+    for name, rows in {'0': age == 0, '1': age == 1, '2': age >= 2}.items():
+        own = rho[rows & fixture.MASK]
+        assert metrics[f'correction_age_{name}_mean'] == pytest.approx(np.minimum(own, 2).mean(), rel=1e-4)
+        assert metrics[f'correction_age_{name}_max'] == pytest.approx(own.max(), rel=1e-4)
+        assert metrics[f'correction_age_{name}_bound'] == pytest.approx((own > 2).mean(), abs=1e-6)
+    assert metrics['correction_bound'] == pytest.approx((rho > 2)[fixture.MASK].mean(), abs=1e-6) and (rho > 2).any()
+    old = rho[(age > 0) & fixture.MASK]
+    assert metrics['stale_ess'] == pytest.approx(old.mean() ** 2 / (old**2).mean(), rel=1e-4)
+
+
+def test_what_a_correction_drops_is_at_its_bound_and_what_it_leaves_is_not():
+    none, age = np.zeros((8, 5)), np.ones((8, 5))
+    rho = np.exp(fixture.OLD - fixture.SAMPLER)[fixture.MASK]
+    dropped = {'icepop': ((rho < 0.5) | (rho > 5)).mean()}  # defaults
+    worst = np.where(fixture.MASK, fixture.OLD - fixture.SAMPLER, 0).min(1)
+    dropped['veto'] = np.mean((np.exp(worst)[:, None] < 0.5 + none)[fixture.MASK])
+    assert by_age('icepop', age)['correction_age_1_bound'] == pytest.approx(dropped['icepop'], abs=1e-6)
+    assert by_age('veto', age, veto_below=0.5)['correction_bound'] == pytest.approx(dropped['veto'], abs=1e-6)
+    assert 0 < min(dropped.values()) < 1
+    fresh = by_age('icepop', none)
+    assert np.isnan(fresh['stale_ess']) and np.isnan(fresh['correction_age_1_mean'])
+    assert fresh['correction_age_2_max'] == -np.inf and np.isfinite(fresh['correction_age_0_max'])
+    assert set(by_age('none', age)) == {'stale_ess'}  # nothing is bounded
+
+
 def test_quantiles_of_the_ratio_are_numpys():
     metrics, ratios = pooled(fixture.algorithm('grpo')), np.exp((fixture.LOGPROBS - fixture.OLD)[fixture.MASK])
     assert metrics['ratio_p01'] == pytest.approx(np.quantile(ratios, 0.01), rel=1e-5)

@@ -77,9 +77,12 @@ def run_search(
     if the best setting fits, else 1.
     """
     rows = search.read_or_search(planned, compiling, most, _tell)
+    split = search.describe_split(planned) if planned.run.sides is None else ''
     if output != '-':
         search.print_rows(planned, rows, host_seconds)
-    _write_json({'topology': planned.topology, 'host_seconds': host_seconds, 'search': rows}, output)
+        print(split)
+    content = {'topology': planned.topology, 'host_seconds': host_seconds, 'search': rows, 'split': split}
+    _write_json(content, output)
     return 0 if rows[0]['fits'] else 1
 
 

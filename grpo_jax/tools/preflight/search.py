@@ -20,6 +20,7 @@ from grpo_jax.hosts import json_file
 from grpo_jax.models import lora
 from grpo_jax.run import console
 from grpo_jax.sharding import specs
+from grpo_jax.sharding.mesh import AXES
 from grpo_jax.tools.preflight import advice, compiler, model
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight import verdict as verdicts
@@ -98,6 +99,48 @@ def list_meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
                 specs.params(lora.policy_table(run.model.config, run.settings.model.lora), shape)
                 if run.model.config.kv_heads % tensor == 0 and plan.shapes.prompts % (count // tensor * context) == 0:
                     yield sizes['data'], fsdp, tensor
+
+
+def describe_split(plan: plans.PlannedRun) -> str:
+    """Returns a sentence on the split of the chips between learner and sampler that leaves the least idle.
+
+    By the formulas, for powers of two: with collection.staleness both sides work at once, and a step takes as long as
+    the slower one. It pays where one mesh, on which they take turns, takes longer. plan: without mesh.sampler.
+    """
+    algorithm, changes = plan.config.algorithm, {'collection.staleness': max(plan.config.collection.staleness, 1)}
+    if algorithm.correction == 'none' and algorithm.ratio_base != 'sampler':
+        changes['algorithm.correction'] = 'truncated'
+    splits = []
+    for count in (2**k for k in range((plan.mesh.size - 1).bit_length())):
+        free = {'mesh.data': 0, 'mesh.fsdp': 1, 'mesh.tensor': 1, 'mesh.sampler': count}
+        with contextlib.suppress(BadInput), advice.suppress_warnings():  # what does not divide, or does not go together
+            made = advice.plan_changes(plan, advice.Candidate(0.0, plan.topology, free | changes, smaller_cache=False))
+            made.engine.schedule.fresh_batch()  # raises where not even one group fits
+            axes = {f'mesh.{axis}': made.mesh.shape[axis] for axis in AXES}
+            splits.append((guess_sides(made), free | axes | changes))
+    if not splits:
+        return 'no split of the chips between learner and sampler divides model and batch, and fits'
+    (sampling, learning), changes = min(splits, key=lambda split: max(split[0]))
+    count, step, turns = changes['mesh.sampler'], max(sampling, learning), sum(guess_sides(plan))
+    text = f'{plan.mesh.size - count} chips of the learner and {count} of the sampler take {step:.3g} s a step'
+    if step >= turns:
+        return f'no split of the chips pays: by the formulas {text}, and all in turns {turns:.3g} s'
+    idle, side = 1 - min(sampling, learning) / step, 'sampler' if sampling < learning else 'learner'
+    flags = advice.candidate_flags(plan, advice.Candidate(0.0, plan.topology, changes, smaller_cache=False))
+    return f"by the formulas {text}, and all in turns {turns:.3g} s, with the {side}'s idle for {idle:.0%}: {flags}"
+
+
+def guess_sides(plan: plans.PlannedRun) -> tuple[float, float]:
+    """Returns the estimated (sampler's, learner's) seconds of a step; raises BadInput where a side lacks memory."""
+    setting, sides = model.setting_of(plan.config), plan.run.sides
+    guess = sampler = model.guess(plan, setting)
+    if sides:
+        sampler = model.guess(plan, setting._replace(data=sides.sampler.size // setting.tensor, fsdp=1))
+        state = plan.state_bytes()[0] * plan.mesh.shape['fsdp']  # which the sampler's chips do not hold
+        if max(guess.memory['update'], sampler.memory['rollout'] - state) > (1 - MARGIN) * plan.chip.memory:
+            raise BadInput('mesh.sampler', sides.sampler.size, 'leaves a side too little memory; choose another number')
+    learning = ('update', 'logprobs') if plan.learner.scorer_fields else ('update',)
+    return max(sampler.seconds['rollout'].values()), sum(max(guess.seconds[phase].values()) for phase in learning)
 
 
 def row_lengths(shapes: Any) -> list[int]:

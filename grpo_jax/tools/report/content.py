@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from grpo_jax.algorithms.algorithm import MODULES
-from grpo_jax.diagnose import MONITORS
+from grpo_jax.diagnose import MONITORS, waiting
 from grpo_jax.errors import BadInput
 from grpo_jax.run import config_file, steering
 from grpo_jax.text import escape
@@ -49,7 +49,7 @@ def make_header(variants: Sequence[Variant], notes: Sequence[str]) -> dict[str, 
         'timeline': list(timeline(variants))[:MOST_ROWS],
         'comparisons': list(comparisons(variants)),
         'begun_by': next((str(entry.get('command', '')) for entry in first.runs[0].environment), ''),
-        'notes': [*(note for variant in variants for run in variant.runs for note in run.notes), *notes],
+        'notes': [*(note for variant in variants for run in variant.runs for note in list_notes(run)), *notes],
         'unfinished': not all(run.finished for variant in variants for run in variant.runs),
     }
 
@@ -121,6 +121,13 @@ def count_time(run: Run) -> str:
     hours, minutes = divmod(minutes, 60)
     parts = [f'{number} {unit}' for number, unit in ((hours, 'h'), (minutes, 'min'), (rest, 's')) if number]
     return ' '.join(parts[:2])
+
+
+def list_notes(run: Run) -> list[str]:
+    """Returns what could not be read of a run, and what its steps wait for, unless they are few."""
+    with contextlib.suppress(KeyError, TypeError):  # a config of an earlier version
+        return run.notes + waiting.describe_waits(run.timings, run.config) * (len(run.timings) >= waiting.STEPS)
+    return run.notes
 
 
 def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:

@@ -102,7 +102,10 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             'Of the same tokens, by sampler and learner.',
             logarithmic=True,
         ),
-        Panel('Effective sample size', ('sampler_ess', 'correction_mean'), 'Share of the rows.'),
+        Panel('Effective sample size', ('sampler_ess', 'stale_ess', 'correction_mean'), 'Share of the rows.'),
+        Panel('Correction by age', ('correction_age_*_mean',), 'Mean weight of tokens by their age in steps.'),
+        Panel('Weights before the bound', ('correction_age_*_max',), 'The largest by age.', logarithmic=True),
+        Panel('At the bound', ('correction_age_*_bound', 'correction_bound'), 'Shares of the tokens, by age.'),
     ),
     'Speed': (
         Panel('Seconds by stage', ('sample', 'reward', 'update', 'evaluate'), file='timings', stacked=True),
