@@ -25,7 +25,7 @@ from grpo_jax.rewards import Rewards
 from grpo_jax.sampler import stops
 from grpo_jax.sampler.engine import Engine, make_sampler
 from grpo_jax.sharding import batches
-from grpo_jax.types import Rollout
+from grpo_jax.types import Rollout, TrainState
 
 Carry = TypeVar('Carry')
 
@@ -175,9 +175,7 @@ def replay(
     return SelectedGroups(alive, dead, kept_next, 1), carry
 
 
-def make_exchange(
-    collect_draw: Callable[..., tuple[Draw, TrainState]], drawer: Drawer
-) -> Collect:
+def make_exchange(collect_draw: Callable[..., tuple[Draw, TrainState]], drawer: Drawer) -> Collect:
     """Makes collect(state, progress) -> (Draw, TrainState) for steps that replace dead groups: resample, replay.
 
     collect_draw(state, progress, index): makes one draw. Where its rows go on, they do so in the step's next draw too.
