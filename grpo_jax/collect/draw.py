@@ -2,7 +2,8 @@
 
 A Drawer makes one draw. What changes from draw to draw lies in TrainState.aux, so that a resumed run draws the same:
 `position`, how many places of the data's shuffled order were visited; `tries` and `hits` of each example, for the
-curriculum and the sizes of groups. Loops around a draw are in select.py and xrpo.py.
+curriculum and the sizes of groups. Rows that are under way lie in TrainState.pending. Loops around a draw are in
+select.py, xrpo.py, carry.py and schedule.py.
 """
 
 from collections.abc import Callable, Sequence

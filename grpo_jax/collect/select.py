@@ -1,8 +1,10 @@
-"""Chooses the groups that a step learns from: all groups of one draw, or a selection by a loop around draws.
+"""Chooses the groups that a step learns from, by the loop around draws that config.collection names.
 
-config.collection.dead_groups names the loop. `resample` draws again until enough groups are alive; `replay` puts groups
-of earlier steps in the places of dead ones. Both are pure functions of what draws return, and wait for the rewards.
-Groups that remain lie in TrainState.aux['kept'] for a later step.
+`make_collector` chooses it: one draw; one whose rows go on in the next step (carry.py, in_flight); rounds (xrpo.py); or
+the exchange of dead groups. Around any of them, schedule.py samples ahead (staleness). Of the exchanges, `resample`
+draws again until enough groups are alive; `replay` puts groups of earlier steps in the places of dead ones. Both are
+pure functions of what draws return, and wait for the rewards. Groups that remain lie in TrainState.aux['kept'] for a
+later step.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +29,7 @@ from grpo_jax.sampler.engine import Engine, make_sampler
 from grpo_jax.sharding import batches
 from grpo_jax.types import Rollout, TrainState
 
-Carry = TypeVar('Carry')
+Between = TypeVar('Between')
 
 
 class Collector(NamedTuple):
@@ -133,37 +135,37 @@ class SelectedGroups(NamedTuple):
     draws: int
 
 
-DrawGroups = Callable[[Carry, int], tuple[list[Group], Carry]]  # (state between draws, the draw's index)
+DrawGroups = Callable[[Between, int], tuple[list[Group], Between]]  # (state between draws, the draw's index)
 
 
 def resample(
-    draw: DrawGroups, carry: Carry, kept: list[Group], prompts: int, max_draws: int
-) -> tuple[SelectedGroups, Carry]:
+    draw: DrawGroups, between: Between, kept: list[Group], prompts: int, max_draws: int
+) -> tuple[SelectedGroups, Between]:
     """Draws until `prompts` groups are alive, but at most max_draws times (DAPO, arXiv 2503.14476, eq. 11).
 
     kept: living groups of earlier steps, which count. Of the living groups beyond `prompts`, the first `prompts` are
-    kept for later steps. Returns (SelectedGroups, the carry of the last draw).
+    kept for later steps. Returns (SelectedGroups, the state between draws after the last one).
     """
     alive, dead, draws = list(kept), [], 0
     while True:
-        groups, carry = draw(carry, draws)
+        groups, between = draw(between, draws)
         for group in groups:
             (dead if group.dead else alive).append(group)
         draws += 1
         if len(alive) >= prompts or draws == max_draws:
-            return SelectedGroups(alive, dead, alive[prompts : 2 * prompts], draws), carry
+            return SelectedGroups(alive, dead, alive[prompts : 2 * prompts], draws), between
 
 
 def replay(
-    draw: DrawGroups, carry: Carry, kept: list[Group], prompts: int, noise: np.random.Generator
-) -> tuple[SelectedGroups, Carry]:
+    draw: DrawGroups, between: Between, kept: list[Group], prompts: int, noise: np.random.Generator
+) -> tuple[SelectedGroups, Between]:
     """Draws once, and puts kept groups of earlier steps in the places of dead ones.
 
     `noise` draws them with probabilities in proportion to their priorities. The `prompts` living groups of highest
-    priority, new or kept, are kept for later steps. Returns (SelectedGroups, the carry of the draw).
+    priority, new or kept, are kept for later steps. Returns (SelectedGroups, the state between draws after this one).
     """
     alive, dead = [], []
-    groups, carry = draw(carry, 0)
+    groups, between = draw(between, 0)
     for group in groups:
         (dead if group.dead else alive).append(group)
     kept_next = sorted(alive + kept, key=lambda group: -group.priority)[:prompts]
@@ -172,7 +174,7 @@ def replay(
         priorities = np.array([group.priority for group in kept])
         replayed = noise.choice(len(kept), count, replace=False, p=priorities / priorities.sum())
         alive = alive + [kept[i] for i in replayed]
-    return SelectedGroups(alive, dead, kept_next, 1), carry
+    return SelectedGroups(alive, dead, kept_next, 1), between
 
 
 def make_exchange(collect_draw: Callable[..., tuple[Draw, TrainState]], drawer: Drawer) -> Collect:
@@ -185,8 +187,8 @@ def make_exchange(collect_draw: Callable[..., tuple[Draw, TrainState]], drawer: 
     def collect(state, progress):
         step = int(state.step)
 
-        def draw_groups(carry, index):
-            state, draws = carry
+        def draw_groups(between, index):
+            state, draws = between
             draw, state = collect_draw(state, progress, index)
             draw, aux = drawer.count_passes(draw, draw.chosen, dict(state.aux), index)
             return split_groups(draw, step, options.gate), (state.replace(aux=aux), [*draws, draw])
@@ -194,12 +196,12 @@ def make_exchange(collect_draw: Callable[..., tuple[Draw, TrainState]], drawer: 
         kept: list[Group] = []
         if options.keeps_groups:
             kept = load_kept(state.aux['kept'], step - options.max_staleness, step, drawer)
-        carry = state, []
+        between = state, []
         if options.dead_groups == 'replay':
             noise = np.random.default_rng((drawer.seed, step))
-            selection, (state, draws) = replay(draw_groups, carry, kept, prompts, noise)
+            selection, (state, draws) = replay(draw_groups, between, kept, prompts, noise)
         else:
-            selection, (state, draws) = resample(draw_groups, carry, kept, prompts, options.max_draws)
+            selection, (state, draws) = resample(draw_groups, between, kept, prompts, options.max_draws)
         if options.keeps_groups:
             stored = store_kept(selection.kept, examples, state.aux['kept'])
             state = state.replace(aux=state.aux | {'kept': stored})
