@@ -2,14 +2,16 @@
 
     python -m benchmarks.faults            # kills over eight presets, damage, full disks, locks, signals
     python -m benchmarks.faults --short    # one of most kinds
+    python -m benchmarks.faults --kills=20 --of=carried,ahead    # kills alone, so many of each of these runs
 
 A case fails when the run hangs, prints a traceback, ends otherwise than it should, or goes on to other bits than a run
 that nothing has happened to. Exit status 1 if one fails.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import os
+import pathlib
 import random
 import shutil
 import signal
@@ -23,19 +25,27 @@ from absl import app, flags
 
 from benchmarks import environment
 
-PRESETS = {  # name -> overrides
-    'grpo': (),
-    'dapo': ('--config.collection.max_staleness=1', '--config.algorithm.correction=truncated'),
-    'gspo': ('--config.learner.minibatches=2',),
-    'ppo': (),
+AHEAD = ('--config.collection.staleness=1', '--config.algorithm.correction=truncated')
+# completions of some 80 tokens, so that they go on in the next step
+LONG = ('--config.rollout.max_tokens=80', '--config.algorithm.correction=truncated', '--config.collection.in_flight=4')
+RUNS = {  # name -> preset and overrides
+    'grpo': ('grpo',),
+    'dapo': ('dapo', '--config.collection.max_staleness=1', '--config.algorithm.correction=truncated'),
+    'gspo': ('gspo', '--config.learner.minibatches=2'),
+    'ppo': ('ppo',),
     'rloo': (
+        'rloo',
         '--config.collection.reference=hard',
         '--config.collection.reference_every=3',
         '--config.algorithm.kl_coef=0.01',
     ),
-    'reinforce_pp': (),
-    'grpo_lambda': (),
-    'rft': (),
+    'reinforce_pp': ('reinforce_pp',),
+    'grpo_lambda': ('grpo_lambda',),
+    'rft': ('rft',),
+    'carried': ('grpo', *LONG),
+    'ahead': ('grpo', *AHEAD),
+    'both': ('grpo', *LONG, *AHEAD),
+    'sides': ('grpo', *AHEAD, '--config.mesh.data=2', '--config.mesh.sampler=2'),  # of four devices
 }
 SMALL = (
     *('--config.data.options.digits=1', '--config.data.options.count=40', '--config.data.prompts_per_step=4'),
@@ -85,32 +95,34 @@ class Bench:
         self._count += 1
         return os.path.join(self.folder, f'{self._count:03d}_{name}')
 
-    def start(self, workdir: str, preset: str = 'grpo', *more: str) -> subprocess.Popen:
-        """The training's process."""
+    def start(self, workdir: str, name: str = 'grpo', *more: str) -> subprocess.Popen:
+        """The process of one of RUNS."""
+        preset, *own = RUNS[name]
         command = [sys.executable, '-m', 'grpo_jax.train', f'--config=arithmetic:{preset}', f'--workdir={workdir}']
         variables = os.environ | {'JAX_COMPILATION_CACHE_DIR': os.path.join(self.folder, 'compiled')}
+        variables |= {'JAX_NUM_CPU_DEVICES': '4' if name == 'sides' else '1'}
         return subprocess.Popen(
-            [*command, *SMALL, *PRESETS[preset], *more],
+            [*command, *SMALL, *own, *more],
             env=variables | {'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1', 'JAX_PLATFORMS': 'cpu'},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, workdir: str, preset: str = 'grpo', *more: str) -> Ended:
+    def run(self, workdir: str, name: str = 'grpo', *more: str) -> Ended:
         """Trains to the end."""
-        return end(self.start(workdir, preset, *more))
+        return end(self.start(workdir, name, *more))
 
-    def straight(self, preset: str = 'grpo') -> tuple[str, float]:
+    def straight(self, name: str = 'grpo') -> tuple[str, float]:
         """(workdir, seconds) of a run that nothing has happened to."""
-        if preset not in self._straight:
-            self.run(self.new('compile'), preset)  # what follows reads the programs from the cache
+        if name not in self._straight:
+            self.run(self.new('compile'), name)  # what follows reads the programs from the cache
             workdir = self.new('straight')
-            ended = self.run(workdir, preset)
+            ended = self.run(workdir, name)
             if ended.status:
-                raise RuntimeError(f'{preset} does not train: {ended.errors[-2000:]}')
-            self._straight[preset] = workdir, ended.seconds
-        return self._straight[preset]
+                raise RuntimeError(f'{name} does not train: {ended.errors[-2000:]}')
+            self._straight[name] = workdir, ended.seconds
+        return self._straight[name]
 
     def begun(self, steps: int = 8) -> str:
         """A copy of a run that has taken so many steps, with its checkpoints."""
@@ -118,10 +130,10 @@ class Bench:
         shutil.copytree(self.straight()[0], workdir)
         return workdir
 
-    def judge(self, case: str, workdir: str, ended: Ended, preset: str = 'grpo') -> Outcome:
+    def judge(self, case: str, workdir: str, ended: Ended, name: str = 'grpo') -> Outcome:
         """The Outcome of a run that should have ended as if nothing had happened."""
-        straight = self.straight(preset)[0]
-        differs = [name for name in SAME if _content(straight, name) != _content(workdir, name)]
+        straight = self.straight(name)[0]
+        differs = [file for file in SAME if _content(straight, file) != _content(workdir, file)]
         if _arrays(straight) != _arrays(workdir):
             differs.append('checkpoint')
         good = ended.status == 0 and not differs and clean(ended)
@@ -170,21 +182,22 @@ def _arrays(workdir):
     return checkpoint.recorded_digests(checkpoint.path_of(workdir, steps[0])) if steps else None
 
 
-def kills(bench: Bench, presets: list[str], count: int) -> Iterator[Outcome]:
+def kills(bench: Bench, names: list[str], count: int) -> Iterator[Outcome]:
     """kill -9 at random moments of runs that go on after it."""
-    for preset in presets:
-        _, seconds = bench.straight(preset)
-        workdir, moments = bench.new(f'kills_{preset}'), []
+    for name in names:
+        _, seconds = bench.straight(name)
+        workdir, moments, sizes = bench.new(f'kills_{name}'), [], []
         for _ in range(count):
-            process, moment = bench.start(workdir, preset), bench.random.uniform(0.3, 1.0) * seconds
+            process, moment = bench.start(workdir, name), bench.random.uniform(0.3, 1.0) * seconds
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=moment)
             process.kill()
             process.communicate()
             moments.append(f'{moment:.1f}')
-        yield bench.judge(
-            f'{preset}: kill -9 after {", ".join(moments)} s', workdir, bench.run(workdir, preset), preset
-        )
+            sizes.append(sum(path.stat().st_size for path in pathlib.Path(workdir).rglob('*') if path.is_file()))
+        outcome = bench.judge(f'{name}: kill -9 after {", ".join(moments)} s', workdir, bench.run(workdir, name), name)
+        kib = ', '.join(f'{size / 1024:.0f}' for size in sizes)
+        yield outcome._replace(text=f'{outcome.text}; KiB in the workdir after each kill: {kib}')
 
 
 def _largest(folder):
@@ -364,7 +377,7 @@ def nonsense(bench: Bench) -> Iterator[Outcome]:
 
 def cases(bench: Bench, short: bool) -> Iterator[Outcome]:
     """The Outcomes of all cases, or of one of most kinds."""
-    yield from kills(bench, ['grpo'] if short else list(PRESETS), 1 if short else 5)
+    yield from kills(bench, ['grpo'] if short else list(RUNS), 1 if short else 5)
     yield from damage(bench, ['a flipped bit'] if short else list(DAMAGE))
     yield from flips(bench, 20 if short else 200)
     yield from signals(bench, ['SIGINT'] if short else ['SIGTERM', 'SIGINT', 'SIGHUP'] * 3)
@@ -375,15 +388,16 @@ def cases(bench: Bench, short: bool) -> Iterator[Outcome]:
         yield from nonsense(bench)
 
 
-def run(short: bool, seed: int) -> list[Outcome]:
-    """Prints the table, and gives its rows."""
+def run(short: bool, seed: int, count: int = 0, of: Sequence[str] = ()) -> list[Outcome]:
+    """Prints the table, and gives its rows; count: of kills of the runs `of` alone, in place of all cases."""
     print(environment.describe(), flush=True)
     outcomes = []
     with tempfile.TemporaryDirectory(prefix='faults') as folder:
-        for outcome in cases(Bench(folder, seed), short):
+        bench = Bench(folder, seed)
+        for outcome in kills(bench, [*of] or list(RUNS), count) if count else cases(bench, short):
             outcomes.append(outcome)
             mark = ' ' if outcome.good else 'X'
-            print(f'{mark} {outcome.case:58s} {outcome.seconds:6.1f} s  {outcome.text[:200]}', flush=True)
+            print(f'{mark} {outcome.case:58s} {outcome.seconds:6.1f} s  {outcome.text[:300]}', flush=True)
     bad = sum(not outcome.good for outcome in outcomes)
     print(f'{len(outcomes)} cases, {bad} not as they should be')
     return outcomes
@@ -393,10 +407,14 @@ def main(_) -> None:
     """The command."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores, and so do its children
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this one under nohup
-    sys.exit(any(not outcome.good for outcome in run(flags.FLAGS.short, flags.FLAGS.seed)))
+    sys.exit(
+        any(not outcome.good for outcome in run(flags.FLAGS.short, flags.FLAGS.seed, flags.FLAGS.kills, flags.FLAGS.of))
+    )
 
 
 if __name__ == '__main__':
     flags.DEFINE_bool('short', False, 'One case of most kinds.')
     flags.DEFINE_integer('seed', 0, 'Of the moments and bits.')
+    flags.DEFINE_integer('kills', 0, 'Kills of each run, and nothing else.')
+    flags.DEFINE_list('of', [], 'Names of RUNS that are killed; empty: all.')
     app.run(main)

@@ -9,6 +9,7 @@ Examples:
 
 # Where the parts of a step are:
 #   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk)
+#   without waiting  collect/carry.py (make_carry), collect/schedule.py (sample_ahead), collect/pending.py (Pending)
 #   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device
 #   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
 #                    rewards/custom.py (check_results) of your own
@@ -81,7 +82,7 @@ def run(
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
-    # What is kept in TrainState.aux beside the learner's own: the place in the data, means of earlier rewards, ...
+    # What TrainState.aux keeps beside the learner's own: the place in the data, means of earlier rewards, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
     learner = make_run_learner(run, aux)  # packs rows, computes the policy's and the reference's logprobs, updates
     logprob_stage = make_logprobs(run, learner, collector.engine)  # all of them: a teacher's and the sampler's too

@@ -1,4 +1,4 @@
-"""Compiles what runs in kernels for a topology: python tests/compile_kernels.py TOPOLOGY. Prints each program."""
+"""Compiles what runs in kernels: python tests/compile_kernels.py TOPOLOGY MODEL... Prints each program."""
 
 import dataclasses
 import os
@@ -28,8 +28,9 @@ def find_kernels(text):
 
 
 # on a device: 2 heads of 64, 16 rows of 4 groups; 2 heads of 128, 3 rows
-CASES = ('Qwen2.5-0.5B', 1, 4, 4), ('Qwen2.5-7B', 2, 3, 1)
-for name, tensor, prompts, group in CASES:
+CASES = {'Qwen2.5-0.5B': (1, 4, 4), 'Qwen2.5-7B': (2, 3, 1)}
+for name in sys.argv[2:]:
+    tensor, prompts, group = CASES[name]
     published = families.load_config(os.path.join(plan.MODELS, name))
     model_config = dataclasses.replace(published, layers=2, mlp=512, vocab_size=4096 + 64)
     data = len(topology.devices(sys.argv[1], 1)) // tensor

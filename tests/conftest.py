@@ -1,5 +1,6 @@
 """8 fake CPU devices, set before jax is imported; where the real inputs are; Qwen's tokenizer; a tiny model."""
 
+import functools
 import gc
 import importlib.util
 import json
@@ -53,9 +54,11 @@ install_import_hook(list(of_arrays()), 'tests.checked.checked')
 import jax
 import pytest
 
+from grpo_jax.hosts import lock
 from grpo_jax.models import hf, transformer
 from grpo_jax.run import console
 from grpo_jax.sharding import mesh as meshes
+from tests import shared_programs
 from tests.report import browser
 
 jax.devices()  # which reads the flags; a process that a test starts has one device, unless the test says more
@@ -64,6 +67,7 @@ os.environ['XLA_FLAGS'] = os.environ['XLA_FLAGS'].replace(DEVICES, '')
 gc.freeze()
 gc.set_threshold(50_000, 20, 20)
 console.install()
+shared_programs.install()
 logging.getLogger('grpo_jax').propagate = True  # to caplog
 
 DATA = os.environ.get('GRPO_JAX_DATA', 'data')
@@ -95,10 +99,23 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture(scope='session', autouse=True)
-def one_device():
-    """Runs without a mesh of their own take one of the fake devices; tests of the choice name others."""
+def small_runs():
+    """Runs without a mesh of their own take one of the fake devices; none waits for others or draws its curve anew."""
+    drawn, draw_curve = {}, console.draw_curve
+
+    @functools.wraps(draw_curve)
+    def draw_once(workdir):
+        """The path of a curve.png with the bytes of the first one that was drawn."""
+        path = os.path.join(workdir, 'curve.png')
+        if not drawn:
+            drawn['png'] = pathlib.Path(draw_curve(workdir)).read_bytes()
+        pathlib.Path(path).write_bytes(drawn['png'])
+        return path
+
     with pytest.MonkeyPatch.context() as patch:  # of the session, since runs of a module's fixtures begin before tests
         patch.setattr(meshes, 'devices_here', lambda: jax.devices()[:1])
+        patch.setattr(lock, 'SETTLE_SECONDS', 0.05)
+        patch.setattr(console, 'draw_curve', draw_once)
         yield
 
 

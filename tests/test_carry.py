@@ -11,7 +11,7 @@ from grpo_jax import data, rewards, train
 from grpo_jax.collect import pending
 from grpo_jax.collect.select import make_collector
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import RewardStream
+from grpo_jax.rewards import RewardStream, numeric
 from grpo_jax.run import branch, checkpoint
 from grpo_jax.run.open import make_policy, make_run_sampler, open_run, open_splits
 from grpo_jax.run.steering import Steering
@@ -281,3 +281,26 @@ def test_an_outage_does_not_last_in_what_it_has_left_under_way(tmp_path):
     away.clear()
     train.run(config, str(tmp_path), functions={'mine': mine})
     assert [row['reward_missing'] for row in tiny_run.rows(tmp_path)] == [0, 0, 0]
+
+
+def test_a_reward_that_ends_the_run_loses_no_step_that_was_finished(tmp_path, monkeypatch):
+    """Its completions wait unjudged in the checkpoint, and are judged by the run that goes on."""
+    changes, spent = dict(collection__in_flight=0, collection__staleness=1, rollout__max_tokens=8), []
+
+    def judge(completion, example):
+        if spent:
+            raise BadInput('reward.options.judge.most_calls', 3, 'is spent; raise it')
+        return float('8' in completion)
+
+    def train_in(workdir, **options):
+        config = tiny_run.config(steps=3, checkpoint__every=100, reward__self_test=1.0, **CARRIED | changes)
+        return train.run(config, str(tmp_path / workdir), **options)
+
+    monkeypatch.setattr(numeric, 'reward', judge)
+    with pytest.raises(BadInput, match='is spent'):
+        train_in('stopped', on_step=lambda step, row: spent.append(step))
+    assert checkpoint.steps(str(tmp_path / 'stopped')) == [2]
+    spent.clear()
+    states = [train_in(name) for name in ('stopped', 'straight')]
+    assert tiny_run.rows(tmp_path / 'stopped') == tiny_run.rows(tmp_path / 'straight')
+    jax.tree.map(np.testing.assert_array_equal, *[jax.device_get(state.params) for state in states])

@@ -93,7 +93,9 @@ CHANGES = [append, change_gold, change_columns, append_and_change, shorten, edit
 
 
 @pytest.mark.parametrize('change', CHANGES)
-def test_other_contents_under_the_same_path_are_refused_amended_and_recorded(here, change):
+def test_other_contents_under_the_same_path_are_refused_amended_and_recorded(here, change, request):
+    if change not in (change_gold, append_and_change, edit_helper):
+        request.getfixturevalue('long')
     assert list(provenance.compare_contents('run')) == []
     words = change(here)
     (said,) = provenance.compare_contents('run')

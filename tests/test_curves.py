@@ -15,6 +15,11 @@ from grpo_jax.hosts import processes
 from grpo_jax.run import console
 
 
+@pytest.fixture(autouse=True)
+def each_is_drawn(monkeypatch):
+    monkeypatch.setattr(console, 'draw_curve', console.draw_curve.__wrapped__)
+
+
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are drawn, in order."""

@@ -11,9 +11,15 @@ import pytest
 from grpo_jax import supervised, train
 from grpo_jax.run.loop import Loop
 from grpo_jax.sharding import compiled
-from tests import tiny_run
+from tests import shared_programs, tiny_run
 
 WAIT = 60  # seconds, at most
+
+
+@pytest.fixture(autouse=True)
+def none_is_there():
+    """Programs are traced and compiled as in a new process."""
+    shared_programs.MADE.clear()
 
 
 class Fake:

@@ -415,6 +415,9 @@ def test_predictions_keep_the_work_of_a_chip(slices, monkeypatch):
     assert rows[2]['slices'] == 2 and rows[2]['communication'] > rows[1]['communication'] == 0
 
 
+FEW = '--config.data.prompts_per_step=4', '--config.rollout.group_size=4'  # rows, for which few programs are enough
+
+
 def command(*arguments, topology='v5e:2x2', config='arithmetic.py'):
     return subprocess.run(
         [
@@ -424,8 +427,7 @@ def command(*arguments, topology='v5e:2x2', config='arithmetic.py'):
             'preflight',
             f'--config=configs/{config}',
             f'--topology={topology}',
-            '--config.supervised.updates=0',
-            '--config.evaluation.samples=8',
+            *('--config.supervised.updates=0', '--config.evaluation.samples=4', '--config.evaluation.prompts=4'),
             *arguments,
         ],
         cwd=ROOT,
@@ -560,9 +562,18 @@ def test_gpus_that_are_here_have_a_name(kind, count, name):
     assert topology.find_gpu(name)
 
 
-def test_a_run_on_a_gpu_is_planned_from_programs_for_the_cpu(tmp_path):
+def test_what_is_planned_for_gpus_has_their_memory_and_the_margin_of_a_cpus_count(monkeypatch, capsys):
+    pretend(monkeypatch, lambda *_: 0)
+    monkeypatch.setattr(sys, 'argv', ['preflight', '--config=x', '--topology=gpu:4x2'])
+    assert preflight.run(plan.make(tiny_run.config(), 'gpu:4x2'), NOT_COMPILING, output='', sizes=[]) == 0
+    shown = capsys.readouterr().out
+    assert 'FITS' in shown and f'with {topology.MARGIN:.0%} more temporaries' in ' '.join(shown.split())
+    assert shown.rstrip().endswith('--config.mesh.fsdp=2') and 'HBM' not in shown
+
+
+def test_a_run_on_a_gpu_is_planned_from_programs_for_the_cpu(tmp_path, long):
     """The whole command, which needs no TPU compiler: two GPUs, on which the batch is shared."""
-    done = command(f'--cache={tmp_path}', '--config.evaluation.prompts=2', topology='gpu:4x2')
+    done = command(f'--cache={tmp_path}', topology='gpu:4x2')
     assert done.returncode == 0, done.stderr
     assert 'FITS' in done.stdout and 'of 3.00 GiB in use at most' in done.stdout
     assert f'with {topology.MARGIN:.0%} more temporaries' in ' '.join(done.stdout.split())
@@ -602,7 +613,7 @@ def planned_for_v5e(libtpu, tmp_path_factory):
     """(what the command gave, the content of its file, the flag of its cache)."""
     folder = tmp_path_factory.mktemp('v5e')
     out, cache = folder / 'out.json', f'--cache={folder / "cache"}'
-    done = command(f'--json={out}', cache)  # in a child of the command's process
+    done = command(f'--json={out}', cache, *FEW)  # in a child of the command's process
     assert done.returncode == 0, done.stderr
     return done, json.loads(out.read_text()), cache
 
@@ -639,7 +650,7 @@ def test_operations_of_texts_are_those_of_traces(libtpu, long, tmp_path, config)
 
 def test_what_was_compiled_is_read_the_second_time(long, planned_for_v5e):
     _, found, cache = planned_for_v5e
-    again = command('--json', cache, '--at_once=2')
+    again = command('--json', cache, '--at_once=2', *FEW)
     assert again.returncode == 0 and ' from the cache' in again.stderr
     assert all(x['cached'] for x in json.loads(again.stdout)['programs'])
     assert json.loads(again.stdout)['peak'] == found['peak']
@@ -674,8 +685,9 @@ def test_kernels_compile(libtpu, topology, request):
     """Those of prefills, of decoding, where they are wanted, and of the learner's attention, whatever the chip."""
     if topology != 'v5p:2x2x1':
         request.getfixturevalue('long')
+    models = ['Qwen2.5-0.5B'] + ['Qwen2.5-7B'] * request.config.getoption('--long')
     done = subprocess.run(
-        [sys.executable, os.path.join(ROOT, 'tests', 'compile_kernels.py'), topology],
+        [sys.executable, os.path.join(ROOT, 'tests', 'compile_kernels.py'), topology, *models],
         text=True,
         capture_output=True,
         timeout=550,
@@ -684,13 +696,14 @@ def test_kernels_compile(libtpu, topology, request):
     assert done.returncode == 0, done.stderr
     forward, gradients = ['splash_forward'], ['splash_key_gradients', 'splash_query_gradient']
     expected = {
-        'open': (2, forward),
-        'decode': (4, ['decode_attention', 'draw']),
-        'attention': (2, forward + gradients),
+        'open': (1, forward),
+        'decode': (2, ['decode_attention', 'draw']),
+        'attention': (1, forward + gradients),
     }
     for kind, (count, kernels) in expected.items():
         programs = [line for line in done.stdout.splitlines() if f' {kind} ' in line]
-        assert len(programs) == count and all(line.endswith(str(kernels)) for line in programs), done.stdout
+        assert len(programs) == count * len(models), done.stdout
+        assert all(line.endswith(str(kernels)) for line in programs), done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """What is under way when a step ends: groups that are still sampled, or that a later step learns from.
 
-Steps that wait for nobody leave it in TrainState.pending: while a run goes on, as an object whose rewards may still be
-computed; behind a resume, as the bytes that the checkpoint holds. No program on the devices takes it.
+With collection.in_flight or collection.staleness a step leaves it in TrainState.pending: while a run goes on, as a
+Pending, whose rewards may still be computed; behind a resume, as the bytes that the checkpoint holds by name, 'carried'
+for the groups that go on (carry.py) and '0', '1', ... for the draws of the next steps (schedule.py). No program on the
+devices takes it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

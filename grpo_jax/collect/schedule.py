@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax import rewards
 from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, Progress, rows_of, stack
-from grpo_jax.collect.pending import Pending, PendingGroup, pack_groups, unpack_groups
+from grpo_jax.collect.pending import Pending, PendingGroup, blank_rewards, pack_groups, unpack_groups
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora
 from grpo_jax.sampler.engine import Stats
@@ -100,11 +101,18 @@ def pack_draw(draw: Draw, drawer: Drawer) -> np.ndarray:
     """A draw as the bytes of a checkpoint."""
     assert draw.chosen is not None and draw.stats is not None, 'completions are sampled'
     index_of = {example.id: index for index, example in enumerate(drawer.dataset.examples)}
-    rollout, rewarded = processes.fetch(draw.rollout), draw.finish_rewards()
-    size, groups = len(rewarded.rewards) // len(draw.examples), []
+    rollout, groups = processes.fetch(draw.rollout), []
+    rows, judged = len(rollout.truncated), True
+    try:
+        rewarded = draw.finish_rewards()
+    except Exception:  # the step that learns from the draw raises it; what was sampled must not be lost for it
+        rewarded = blank_rewards(rewards.compute_rewards(drawer.reward_functions, [], [], [], []), rows)
+        judged = False
+    size = rows // len(draw.examples)
     for place, example in enumerate(draw.examples):
-        (own, own_rewarded), judged = rows_of((rollout, rewarded), place, size), np.ones(size, bool)
-        groups.append(PendingGroup(index_of[example.id], 0, 0, draw.chosen.position, own, judged, own_rewarded))
+        own, own_rewarded = rows_of((rollout, rewarded), place, size)
+        group = PendingGroup(index_of[example.id], 0, 0, draw.chosen.position, own, np.full(size, judged), own_rewarded)
+        groups.append(group)
     # without what a clock has measured
     stats = dataclasses.asdict(draw.stats) | {'inspection': processes.fetch(draw.stats.inspection), 'seconds': np.nan}
     return pack_groups(groups, {'counts': _plain(dict(draw.counts)), 'stats': _plain(stats)})
@@ -116,10 +124,16 @@ def unpack_draw(data: np.ndarray, drawer: Drawer, step: int) -> Draw:
     rollout, rewarded = (stack([getattr(group, name) for group in groups]) for name in ('rollout', 'rewarded'))
     examples, stats = [drawer.dataset.examples[group.index] for group in groups], note['stats']
     inspection = stats['inspection'] and lora.Inspection(*stats['inspection'])
+
+    def finish():
+        if all(group.judged.all() for group in groups):
+            return drawer.judge_again(examples, rollout, rewarded, step)
+        return drawer.judge(examples, rollout, step)
+
     return Draw(
         examples,
         batches.put_rows(rollout, drawer.mesh),
-        functools.cache(lambda: drawer.judge_again(examples, rollout, rewarded, step)),
+        functools.cache(finish),
         counts=note['counts'],
         stats=Stats(**stats | {'inspection': inspection}),
         chosen=ChosenPrompts(np.array([group.index for group in groups]), 0, groups[0].position),

@@ -9,6 +9,7 @@ import zlib
 
 import numpy as np
 
+from grpo_jax.data.records import check_made
 from grpo_jax.ranges import Range, Share
 from grpo_jax.types import Example
 
@@ -24,8 +25,10 @@ def examples(
     Train and test share no sum.
     A demonstration is a blurt, the bare answer, with probability `blurts`; a blurt has one digit changed with
     probability `wrong`. Other demonstrations add column by column, from the right, and then state the answer. With tags
-    the columns stand inside <think> </think>, and the answer inside <answer> </answer>.
+    the columns stand inside <think> </think>, and the answer inside <answer> </answer>. Raises MissingSplit for another
+    split than train and test.
     """
+    check_made(split)
     rng = np.random.default_rng((digits, split == 'test'))
     low, high = 10 ** (digits - 1), 10**digits
     demonstrations = {}

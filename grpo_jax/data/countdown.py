@@ -5,6 +5,7 @@ import random
 from typing import Annotated, NamedTuple
 import zlib
 
+from grpo_jax.data.records import check_made
 from grpo_jax.errors import BadInput
 from grpo_jax.ranges import Length, Range, Share, Text
 from grpo_jax.types import Example
@@ -49,8 +50,10 @@ def examples(
     '+-*/'; all intermediate values are whole and above 0. The test split shares no set of numbers with the train split.
     The answer is a right expression. meta has numbers, target and demonstration; a demonstration has a wrong expression
     with probability `wrong`. A `short` prompt is `3,5,7=22:` and asks for the bare expression; others are a sentence
-    and ask for <think> and <answer>. Raises BadInput for numbers in the wrong order, and for another operation.
+    and ask for <think> and <answer>. Raises BadInput for numbers in the wrong order, for another operation, and for
+    another split than train and test.
     """
+    check_made(split)
     if numbers[0] > numbers[1]:
         raise BadInput('data.options.numbers', numbers, 'must be (least, most) numbers; swap the two')
     if not set(operations) <= OPERATIONS.keys():

@@ -31,6 +31,14 @@ class Unanswered(BadInput):
     example: Example
 
 
+def check_made(split: str) -> None:
+    """Raises MissingSplit for a split of a data set that is made by a program, which has train and test alone."""
+    if split not in ('train', 'test'):
+        raise MissingSplit(
+            'data.train_split, data.test_split', split, 'is no split of data that are made; use train and test'
+        )
+
+
 def convert_rows(convert: Callable, rows: Iterable[tuple[str, Any]]) -> list:
     """A list of convert(row, index, where) for each (where, row) of `rows`.
 

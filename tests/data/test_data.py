@@ -15,6 +15,7 @@ from grpo_jax.configs import arithmetic as demo
 from grpo_jax.data import arithmetic, gsm8k, gsm8k_calculator, tinystories
 from grpo_jax.data import dataset as reading
 from grpo_jax.data.prompt_format import PromptFormat, make_bound
+from grpo_jax.data.records import MissingSplit
 from grpo_jax.errors import BadInput
 from grpo_jax.models import hf
 from grpo_jax.rewards import numeric
@@ -172,6 +173,11 @@ def test_data_section_that_cannot_work_is_refused(tokenizer, changes, message):
 
 def sums(split='train', **changes):
     return arithmetic.examples(split, **dict(digits=2, count=2000, blurts=0.7, wrong=0.8) | changes)
+
+
+def test_a_misspelt_split_of_sums_is_no_other_data():
+    with pytest.raises(MissingSplit, match=r"data.train_split, data.test_split = 'trian': is no split of data"):
+        sums('trian')
 
 
 def numbers(example):
