@@ -11,10 +11,12 @@ the 64 of real runs. Cells are means over the seeds, +- the standard error where
 """
 
 import argparse
+import contextlib
 import itertools
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 
 import numpy as np
@@ -108,7 +110,9 @@ def main():
             figures = []
             for seed in options.seeds:
                 workdir = os.path.join(folder, f'{number}_{seed}')
-                figures.append(measure(make_config(options, seed, *variant), begin(options, seed, folder), workdir))
+                with contextlib.redirect_stdout(sys.stderr):  # what runs print, which the table must not be among
+                    cold_start = begin(options, seed, folder)
+                    figures.append(measure(make_config(options, seed, *variant), cold_start, workdir))
             cells = [*map(str, variant), *map(format_cell, np.array(figures).T)]
             print('| ' + ' | '.join(cells) + ' |', flush=True)
 

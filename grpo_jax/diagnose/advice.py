@@ -1,7 +1,11 @@
-"""Published ranges of settings with their sources, and the settings of a config that lie outside."""
+"""Advice on settings: their published ranges with sources, and by a run's timings whether steps should not wait.
 
-from collections.abc import Container, Mapping
+Advice is no diagnosis: it may read clocks, and diagnoses are functions of metrics.jsonl, and so of the seed.
+"""
+
+from collections.abc import Callable, Container, Mapping, Sequence
 import math
+import statistics
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +17,10 @@ SMALLEST = (
 )
 LARGE = 7_000_000_000
 UPDATES = 'learner.epochs x learner.minibatches'
+STAGES = ('sample', 'reward', 'observe', 'update')  # of a step, in timings.jsonl
+FEWER = 1.3  # times fewer decode steps that pay for older tokens
+HIDDEN = 0.1  # share of a step that pays for them
+IDLE = 0.3  # share of the time in which a side may be idle
 
 
 class Published(NamedTuple):
@@ -135,6 +143,51 @@ def advise(config: Any, model_config: transformer.ModelConfig) -> list[str]:
                 f'{published.setting} = {value:g} was not published for such a run ({published.methods}, '
                 f'{published.models}): {published.values}; {published.sources}'
             )
+    return lines
+
+
+def describe_waits(
+    rows: Sequence[Mapping[str, Any]], config: Any, acts: Callable[[str], bool] = bool, in_flight: int = 0
+) -> list[str]:
+    """Returns sentences on what a run's steps wait for, with the flags that mend it; [] where none would pay.
+
+    rows: of timings.jsonl, with sampler/steps and sampler/decode_batches of metrics.jsonl; config: a ConfigDict, or the
+    content of config.json; acts(flags): whether a run can start with flags; in_flight: groups that could go on, 0 where
+    a decode step costs what its rows do.
+    """
+
+    def usual(*names):
+        sums = [sum(row[name] for name in names) for row in rows if all(row.get(name) is not None for name in names)]
+        return statistics.median(sums) if sums else 0.0
+
+    def tell(before, setting, after):
+        flags = f'--branch=DIR --config.collection.{setting}{correction}'
+        if acts(flags):
+            lines.append(f'{before}: {flags} {after}')
+
+    collection, algorithm, lines = config['collection'], config['algorithm'], []
+    corrected = algorithm['correction'] != 'none' or algorithm['ratio_base'] == 'sampler'
+    ahead, correction = collection['staleness'], '' if corrected else ' --config.algorithm.correction=truncated'
+    if not ahead and not collection['in_flight'] and config['learner']['old_logprobs'] != 'decode':
+        steps, fewer = usual('sampler/steps'), usual('sampler/steps_carried')
+        at_once = in_flight and usual('sampler/decode_batches') == 1  # else not all rows fit the cache
+        if at_once and steps >= FEWER * fewer:
+            before = f'the longest completions make a step take {steps:.0f} decode steps'
+            tell(before, f'in_flight={in_flight}', f'would take {steps / fewer:.1f} times fewer')
+        step, wait = usual(*STAGES), usual('reward/wait_seconds')
+        if (hidden := min(wait, step - wait)) > HIDDEN * step:
+            before = f'a step waits {wait:.3g} of its {step:.3g} s for rewards'
+            tell(before, 'staleness=1', f'would hide {hidden / wait:.0%} of that')
+    times = {side: usual(f'{side}/gap_seconds', f'{side}/busy_seconds') for side in ('sampler', 'learner')}
+    idle = sorted((usual(f'{side}/gap_seconds') / time, side) for side, time in times.items() if time)
+    if idle and idle[-1][0] >= IDLE:
+        (least, less), (most, side) = idle
+        before = f"the {side}'s devices are idle {most:.0%} of the time, and the {less}'s {least:.0%}"
+        if least >= IDLE or not ahead:
+            tell(before, f'staleness={ahead + 1}', 'would let both work at once')
+        else:
+            other = f'{"below" if side == "sampler" else "above"} {config["mesh"]["sampler"]}'
+            lines.append(f'{before}: a mesh.sampler {other} would leave less idle')
     return lines
 
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from grpo_jax import diagnose
 from grpo_jax.collect.draw import Draw
-from grpo_jax.diagnose import waiting
+from grpo_jax.diagnose import advice
 from grpo_jax.errors import BadInput, CannotWrite, Diagnosed, InUse, Stopped
 from grpo_jax.hosts import files, lock, processes
 from grpo_jax.models.hf import families
 from grpo_jax.rewards import RewardError, Rewards, RewardsMissing
-from grpo_jax.run import checkpoint, rows
+from grpo_jax.run import checkpoint, measure, rows
 from grpo_jax.run.console import console
 from grpo_jax.run.signals import Signals
 from grpo_jax.run.writer import FILES, Dropped, Subject, Writer
@@ -34,6 +34,7 @@ P = ParamSpec('P')
 R = TypeVar('R')
 # files and folders that a run must be able to write; a workdir may have them already
 KEPT = ('config.json', 'programs.json', checkpoint.FOLDER, rows.EVENTS, *FILES)
+MEASURED = 10  # steps after which a run says what they have waited for
 MOST_UNREWARDED = 3  # steps in a row without any reward: one may be chance, three are a broken reward
 
 
@@ -241,14 +242,14 @@ def make_waits(config: Any, acts: Callable[[str], bool]) -> Callable[[Mapping[st
     config: of the run; acts(flags): whether it can start with flags.
     """
     # on a CPU a decode step costs what its rows do
-    in_flight = waiting.choose_in_flight(config.data.prompts_per_step, jax.device_count())
+    in_flight = measure.choose_in_flight(config.data.prompts_per_step, jax.device_count())
     in_flight, begun = in_flight * (jax.default_backend() != 'cpu'), []
 
     def note(row):
-        if len(begun) < waiting.STEPS:
+        if len(begun) < MEASURED:
             begun.append(row)
-            if len(begun) == waiting.STEPS:
-                for text in waiting.describe_waits(begun, config, acts, in_flight):
+            if len(begun) == MEASURED:
+                for text in advice.describe_waits(begun, config, acts, in_flight):
                     console.print(f'note: {text}')
 
     return note

@@ -17,7 +17,6 @@ import numpy as np
 
 from grpo_jax.algorithms import Grouping, group_math, pieces
 from grpo_jax.collect.draw import Draw
-from grpo_jax.diagnose import waiting
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora, transformer
 from grpo_jax.rewards import RewardFunctions, Rewards, language, reflection, service_counts
@@ -69,8 +68,8 @@ def make_speeds(run: Any) -> Callable[[Draw, Mapping[str, float]], dict[str, flo
             speed['reward/wait_seconds'] = sum(stream.waited for stream in draw.streams)
             if waits and draw.sizes is None:
                 longest = draw.finish_rewards().lengths.reshape(-1, group_size).max(1)
-                in_flight = waiting.choose_in_flight(len(longest), jax.device_count())
-                speed['sampler/steps_carried'] = waiting.count_carried_steps(longest, in_flight, CUT)
+                in_flight = choose_in_flight(len(longest), jax.device_count())
+                speed['sampler/steps_carried'] = count_carried_steps(longest, in_flight, CUT)
         if run.sides is not None:
             passed, sampling = run.sides.read_clock()
             speed |= sides_speed(passed, sampling, sum(seconds.get(stage, 0.0) for stage in LEARNING))
@@ -321,6 +320,30 @@ def sampler_speed(stats: Stats, chip: chips.Chip | None) -> dict[str, float]:
     if chip:
         speed['sampler/roofline'] = stats.bytes_read / chip.bandwidth / stats.seconds
     return speed
+
+
+def choose_in_flight(prompts: int, devices: int) -> int:
+    """Returns collection.in_flight for a step of so many prompts: half as many, or as many where devices ask for it."""
+    return prompts if prompts // 2 % devices or prompts == 1 else prompts // 2
+
+
+def count_carried_steps(longest: Int[np.ndarray, ' P'], in_flight: int, cut: int, rounds: int = 8) -> float:
+    """Returns the decode steps of a step whose groups go on, if groups with completions of these lengths came again.
+
+    longest: tokens of each group's longest completion. in_flight, cut: groups under way besides the P of a step, and
+    tokens between the moments at which a step may end, as in collect/carry.py. The mean over steps behind the first,
+    which begins with nothing under way.
+    """
+    prompts, coming, steps = len(longest), np.resize(longest, len(longest) * rounds + in_flight), []
+    left, coming = coming[:in_flight], coming[in_flight:]
+    for begun in range(rounds):
+        left = np.concatenate([left, coming[begun * prompts : (begun + 1) * prompts]])
+        spent = cut
+        while np.sum(left <= spent) < prompts:
+            spent += cut
+        steps.append(min(spent, left.max()))
+        left = np.delete(left - spent, np.flatnonzero(left <= spent)[:prompts])
+    return float(np.mean(steps[1:]))
 
 
 def sides_speed(passed: float, sampling: float, learning: float) -> dict[str, float]:

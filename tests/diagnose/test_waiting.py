@@ -10,7 +10,9 @@ import pytest
 from grpo_jax import train
 from grpo_jax.configs import arithmetic
 from grpo_jax.diagnose import Context
-from grpo_jax.diagnose.waiting import STEPS, choose_in_flight, count_carried_steps, describe_waits
+from grpo_jax.diagnose.advice import describe_waits
+from grpo_jax.run.loop import MEASURED
+from grpo_jax.run.measure import choose_in_flight, count_carried_steps
 from grpo_jax.tools.preflight.plan import change_config
 from grpo_jax.tools.report.content import make_header
 from grpo_jax.tools.report.read import read_variants
@@ -29,7 +31,7 @@ def described(row, in_flight=16, preset='dr_grpo', **changes):
     """The sentences of ten such steps of the demo; __ in a name stands for a dot."""
     changes = {key.replace('__', '.'): value for key, value in changes.items()}
     config = change_config(arithmetic.get_config(preset), changes)
-    return describe_waits([row] * STEPS, config, Context.from_config(config).acts, in_flight)
+    return describe_waits([row] * MEASURED, config, Context.from_config(config).acts, in_flight)
 
 
 def of_sides(times):
@@ -117,7 +119,7 @@ def test_a_run_says_it_once_after_ten_steps_and_keeps_it_out_of_its_metrics(tmp_
         await asyncio.sleep(0.3)
         return 0.0
 
-    config = tiny_run.config(steps=STEPS + 2, checkpoint__every=100, evaluation__prompts=2, evaluation__samples=1)
+    config = tiny_run.config(steps=MEASURED + 2, checkpoint__every=100, evaluation__prompts=2, evaluation__samples=1)
     config.reward.parts = (*config.reward.parts, ('slow', 0.0))
     train.run(config, str(tmp_path), functions={'slow': slow})
     lines = capsys.readouterr().err.splitlines()

@@ -9,9 +9,10 @@ import re
 from typing import Any
 
 from grpo_jax.algorithms.algorithm import MODULES
-from grpo_jax.diagnose import MONITORS, waiting
+from grpo_jax.diagnose import MONITORS, advice
 from grpo_jax.errors import BadInput
 from grpo_jax.run import config_file, steering
+from grpo_jax.run.loop import MEASURED
 from grpo_jax.text import escape
 from grpo_jax.tools import provenance
 from grpo_jax.tools.report import panels, verdict
@@ -126,7 +127,7 @@ def count_time(run: Run) -> str:
 def list_notes(run: Run) -> list[str]:
     """Returns what could not be read of a run, and what its steps wait for, unless they are few."""
     with contextlib.suppress(KeyError, TypeError):  # a config of an earlier version
-        return run.notes + waiting.describe_waits(run.timings, run.config) * (len(run.timings) >= waiting.STEPS)
+        return run.notes + advice.describe_waits(run.timings, run.config) * (len(run.timings) >= MEASURED)
     return run.notes
 
 
