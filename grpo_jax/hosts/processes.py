@@ -276,7 +276,7 @@ def put(tree: Any, sharding: Sharding) -> Any:
 
 def local_parts(sharding: Any, shape: tuple[int, ...]) -> list[Place]:
     """The distinct Places of an array with `shape` on this process's devices, sorted; sharding may be a device."""
-    indices: Any = _as_sharding(sharding).addressable_devices_indices_map(shape).values()
+    indices = _as_sharding(sharding).addressable_devices_indices_map(shape).values()
     return sorted({as_place(index, shape) for index in indices})
 
 
@@ -285,7 +285,7 @@ def put_parts(parts: Mapping[Place, np.ndarray], sharding: Any, shape: tuple[int
     return jax.make_array_from_callback(shape, _as_sharding(sharding), lambda index: parts[as_place(index, shape)])
 
 
-def as_place(index: tuple[slice, ...], shape: tuple[int, ...]) -> Place:
+def as_place(index: Any, shape: tuple[int, ...]) -> Place:
     """The Place that slices, one for each axis, select in an array with `shape`."""
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 

@@ -83,7 +83,7 @@ def serves_sampler(run: Callable[P, R]) -> Callable[P, R]:
             others = owners if serving else own
             with transport.Link(others, folder, lambda: heard.stopping and processes.ask_to_stop()):
                 if serving:
-                    return importlib.import_module('grpo_jax.sampler.remote').serve()
+                    return importlib.import_module('grpo_jax.sampler.serve').serve()
                 return run(*args, **kwargs)
 
     return shared

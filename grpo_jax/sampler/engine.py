@@ -324,7 +324,7 @@ def make_sampler(
     mesh: of policy and sampler, or the Sides where they have one each. automata: what stops.make_automata returns, or
     stops.abstract_automata where nothing runs. block and segment replace the numbers of the platform. carried: how many
     of the prompts may have rows with tokens of earlier steps; with some, the Engine is for `go_on` alone. Where the
-    sampler's devices belong to other processes, it is a remote.RemoteEngine, which has the same interface. Raises
+    sampler's devices belong to other processes, it is a serve.RemoteEngine, which has the same interface. Raises
     BadInput when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when
     rollout.kernels is 'on' and kernels cannot decode.
     """
@@ -338,5 +338,5 @@ def make_sampler(
     engine = Engine(sizes, SamplerPrograms(spec, automata, sides), spec.shards)
     if sides is None or not sides.remote:
         return engine
-    remote = importlib.import_module('grpo_jax.sampler.remote')
-    return remote.RemoteEngine(engine, shapes, automata, block, segment, carried)
+    serve = importlib.import_module('grpo_jax.sampler.serve')
+    return serve.RemoteEngine(engine, shapes, automata, block, segment, carried)
