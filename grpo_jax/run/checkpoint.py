@@ -162,6 +162,8 @@ def save(checkpoints, state):
     metadata: dict[str, Any] = {'digests': {name: [one.kind, one.sums] for name, one in digests.items()}}
     if frozen is not None:
         metadata['frozen'] = digest.hash_tree(frozen)
+    if processes.in_group() and len(processes.members()) == 1:
+        state = jax.device_get(state)  # beside other processes Orbax refuses arrays that lie on one process's devices
     checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state), custom_metadata=metadata)
 
 
