@@ -46,6 +46,9 @@ FAILED = 'grpo_jax/failed/'  # prefix of the keys under which processes report w
 LEFT = 'grpo_jax/left/'  # prefix of the keys that say which processes have ended
 STOP = 'grpo_jax/stop/'  # prefix of the keys under which processes of a group ask those of others to stop
 
+# options of jax for transfers between CPUs of several processes; jax reads no environment variables of their names
+TRANSFERS = ('jax_cross_host_transfer_socket_address', 'jax_cross_host_transport_addresses')
+
 Place = tuple[tuple[int, int], ...]  # (start, end) of a part of an array, for each axis
 
 # the group that this process is in, and numbers for the calls of `exchange` in each; global, since jax has one client
@@ -198,6 +201,9 @@ def _start(coordinator, processes, process):
 
 
 def _initialize(*address):
+    for name in TRANSFERS:
+        if name.upper() in os.environ:
+            jax.config.update(name, os.environ[name.upper()])
     jax.distributed.initialize(
         *address, heartbeat_timeout_seconds=HEARTBEAT_SECONDS, shutdown_timeout_seconds=LEAVE_SECONDS
     )

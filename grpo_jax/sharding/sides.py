@@ -7,6 +7,7 @@ decides nothing: weights cross where the schedule of the steps says so, and the 
 from collections.abc import Callable, Iterator, Sequence
 import concurrent.futures
 import contextlib
+import os
 import threading
 import time
 from typing import Any
@@ -19,6 +20,8 @@ from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes, transport
 from grpo_jax.sharding import batches
 from grpo_jax.sharding import mesh as meshes
+
+ADDRESS = processes.TRANSFERS[0].upper()  # variable with the place where a CPU takes arrays of other processes
 
 
 class Sides:
@@ -129,11 +132,10 @@ def check_devices(learner: Mesh, devices: Sequence[Any], owners: int, own: int) 
 
     devices: the sampler's. owners, own: how many processes the learner has, and the sampler.
     """
-    address = jax.config.jax_cross_host_transfer_socket_address  # pyright: ignore[reportAttributeAccessIssue]
     hindered = {
         f'the learner has {learner.size} devices and the sampler {len(devices)}': learner.size != len(devices),
         f'the sampler has {own} processes and the learner {owners}': own > owners,
-        'CPUs need JAX_CROSS_HOST_TRANSFER_SOCKET_ADDRESS': devices[0].platform == 'cpu' and not address,
+        f'CPUs need {ADDRESS}': devices[0].platform == 'cpu' and not os.environ.get(ADDRESS),
     }
     for reason, hinders in hindered.items():
         if hinders:
