@@ -17,7 +17,7 @@ import threading
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 from grpo_jax.errors import Stopped
@@ -183,7 +183,7 @@ class Devices:
         """As Files.send; first the sender's devices cut the arrays as the receiver's do."""
 
         def cut(array, like):
-            return jax.device_put(array, NamedSharding(array.sharding.mesh, like.sharding.spec))
+            return jax.device_put(array, NamedSharding(array.sharding.mesh, _cutting_spec(like.sharding)))
 
         cut_tree = jax.tree.map(cut, tree, target)
         jax.block_until_ready(cut_tree)  # else the receiver's time limit runs while they are computed
@@ -193,11 +193,16 @@ class Devices:
         """As Files.receive."""
 
         def stand_in(like):
-            sharding = NamedSharding(source, like.sharding.spec)
+            sharding = NamedSharding(source, _cutting_spec(like.sharding))
             return jax.make_array_from_single_device_arrays(like.shape, sharding, [], dtype=like.dtype)
 
         sent = jax.tree.map(stand_in, target)
         return jax.block_until_ready(jax.device_put(sent, jax.tree.map(lambda x: x.sharding, target)))
+
+
+def _cutting_spec(sharding):
+    """The PartitionSpec of a NamedSharding without axes of size 1, which may be larger on another mesh."""
+    return PartitionSpec(*(axis if axis and sharding.mesh.shape[axis] > 1 else None for axis in sharding.spec))
 
 
 def current() -> Link | None:
