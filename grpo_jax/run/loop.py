@@ -19,7 +19,7 @@ import numpy as np
 from grpo_jax import diagnose
 from grpo_jax.collect.draw import Draw
 from grpo_jax.errors import BadInput, CannotWrite, Diagnosed, InUse, Stopped
-from grpo_jax.hosts import files, lock, processes, transport
+from grpo_jax.hosts import files, lock, processes
 from grpo_jax.models.hf import families
 from grpo_jax.rewards import RewardError, Rewards, RewardsMissing
 from grpo_jax.run import checkpoint, rows
@@ -77,13 +77,14 @@ def serves_sampler(run: Callable[P, R]) -> Callable[P, R]:
         if not own or processes.in_group():  # as a cold start is
             return run(*args, **kwargs)
         workdir, serving = (steering and steering.branch) or arguments['workdir'], jax.process_index() in own
+        transport = importlib.import_module('grpo_jax.hosts.transport')
         folder = None if section.get('transport') == 'devices' else os.path.join(workdir, transport.FOLDER)
         with processes.group(own if serving else owners), Signals(0) as heard:
             heard.underway = serving  # what there is to save is with the learner's side
             others = owners if serving else own
             with transport.Link(others, folder, lambda: heard.stopping and processes.ask_to_stop()):
                 if serving:
-                    return importlib.import_module('grpo_jax.sampler.serve').serve()
+                    return importlib.import_module('grpo_jax.sampler.serve').serve_rollouts()
                 return run(*args, **kwargs)
 
     return shared

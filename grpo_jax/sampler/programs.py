@@ -26,6 +26,7 @@ from grpo_jax.sampler.generate import row_keys
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sampler.schedule import BatchSize, ProgramKey, Schedule
 from grpo_jax.sharding import batches, chips, compiled, specs
+from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.chips import LANES, LINES
 from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.sharding.sides import Sides
@@ -548,18 +549,7 @@ class SamplerPrograms:
     @property
     def executables(self) -> list[compiled.Executable]:
         """The Executables of all programs that a rollout can reach, but for those of other processes alone."""
-
-        def runs_here(key):
-            return jax.process_index() in {device.process_index for device in self._spec_of(key).mesh.devices.flat}
-
-        return [executable for key, executable in self._executables.items() if runs_here(key)]
-
-    @property
-    def sent_form(self) -> tuple[Any, Any]:
-        """Abstract arrays (of what crosses once a rollout, of what crosses once or None), on the sampler's mesh."""
-        if self._sender == schedule.WEIGHTS:
-            return self.spec.abstract_weights, None
-        return lora.split(self.spec.abstract_params)
+        return [made for key, made in self._executables.items() if meshes.is_here(self._spec_of(key).mesh)]
 
     @property
     def hash(self) -> str:
@@ -598,9 +588,11 @@ class SamplerPrograms:
         if self.sides is None:
             return params
         trained, frozen = lora.split(params)
-        each_time, once = self.sent_form
-        moved = self.sides.move(self._call(self._sender, trained), each_time)
-        return moved if frozen is None else lora.join(moved, self.sides.move_once(frozen, once))
+        if frozen is None:
+            return self.sides.move(self._call(schedule.WEIGHTS, params), self.spec.abstract_weights)
+        adapters, base = lora.split(self.spec.abstract_params)
+        moved = self.sides.move(self._call(schedule.ADAPTERS, trained), adapters)
+        return lora.join(moved, self.sides.move_once(frozen, base))
 
     def weights(self, sent: Any) -> Any:
         """The policy's weights as the sampler reads them; sent: what `send` has returned."""

@@ -34,6 +34,7 @@ class RemoteEngine:
         self._sides, self._group_size = sides, shapes.group_size
         self._link = link = transport.current()  # None where nothing is sampled, as in a check
         if link is not None:
+            sides.submit = link.start
             made_of = section, spec.model_config, shapes, spec.sampling, automata, options
             self._made = link.start(lambda: _ask(link, ('make', made_of)))  # (its number there, its hash)
             link.start(lambda: _ask(link, ('compile', self._made.result()[0])))
@@ -74,7 +75,7 @@ class RemoteEngine:
         link: Any = self._link
         share = processes.share(len(rows[-1].ids))  # of the prompts, whose rows this process judges
         own = range(share.start * self._group_size, share.stop * self._group_size)
-        each_time, once = self.programs.sent_form
+        each_time, once = _sent_form(self.programs.spec)
         trained, frozen = (sent, None) if once is None else lora.split(sent)
 
         def request():
@@ -112,13 +113,18 @@ class Request(NamedTuple):
     crosses: bool = False  # whether the weights come that no step changes
 
 
+def _sent_form(spec):
+    """(abstract arrays of what crosses at each rollout, of what crosses once or None), on the sampler's mesh."""
+    return lora.split(spec.abstract_params) if spec.sampling.lora.rank else (spec.abstract_weights, None)
+
+
 def _ask(link, order):
     """The answer to an order that has one."""
     link.send(order)
     return link.receive()[0]
 
 
-def serve() -> None:
+def serve_rollouts() -> None:
     """Samples for the learner's side until that ends; raises the Stopped of that side."""
     link: Any = transport.current()
     engines, lasting = [], None
@@ -140,7 +146,7 @@ def serve() -> None:
             link.send()
         else:
             engine = engines[content.number]
-            (each_time, once), source = engine.programs.sent_form, engine.programs.sides.learner
+            (each_time, once), source = _sent_form(engine.programs.spec), engine.programs.sides.learner
             policy = link.weights.receive(each_time, source)
             if content.crosses:
                 lasting = link.weights.receive(once, source)

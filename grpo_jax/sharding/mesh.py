@@ -46,6 +46,11 @@ def devices_here() -> Sequence[Any]:
     return jax.devices()
 
 
+def is_here(mesh: jax.sharding.Mesh) -> bool:
+    """Whether some of a mesh's devices belong to this process."""
+    return jax.process_index() in {device.process_index for device in mesh.devices.flat}
+
+
 def sizes_of(section: Any) -> dict[str, int]:
     """{axis: size} of config.mesh; an axis without a size has size 1, and so has data while it is 0."""
     return {axis: section.get(axis, 1) or 1 for axis in AXES}

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 import numpy as np
 
 from grpo_jax.errors import BadInput
-from grpo_jax.hosts import processes, transport
+from grpo_jax.hosts import processes
 from grpo_jax.sharding import batches
 from grpo_jax.sharding import mesh as meshes
 
@@ -34,10 +34,11 @@ class Sides:
     def __init__(self, learner: Mesh, sampler: Mesh):
         self.learner, self.sampler = learner, sampler
         # whether the sampler's devices belong to other processes, which serve this one
-        self.remote = jax.process_index() not in {device.process_index for device in sampler.devices.flat}
+        self.remote = not meshes.is_here(sampler)
         self._lasting: Any = None  # what move_once has moved
         self.crossed = False  # whether that has gone to a remote side
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, 'sampler')  # which comes with the first task
+        # starts a function on the sampler's thread, which comes with the first; a RemoteEngine puts its Link's here
+        self.submit: Callable[..., Any] = concurrent.futures.ThreadPoolExecutor(1, 'sampler').submit
         self._sampling, self._counting = threading.Lock(), threading.Lock()
         self._busy, self._began, self._read = 0.0, 0.0, time.monotonic()  # began: 0 while nothing is sampled
 
@@ -87,8 +88,7 @@ class Sides:
             with jax.default_device(self._aside):
                 return function(*arguments)
 
-        link = transport.current()
-        return link.start(run) if self.remote and link else self._thread.submit(run)
+        return self.submit(run)
 
     @property
     def _aside(self):

@@ -29,7 +29,7 @@ address, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 by = None if sys.argv[4] == 'devices' else folder + '/transport'
 with processes.session(address, 2, process), processes.group([process]), transport.Link([1 - process], by):
     if process:
-        serve.serve()
+        serve.serve_rollouts()
         sys.exit()
     with open(folder + '/tiny', 'rb') as file:
         tiny = pickle.load(file)
