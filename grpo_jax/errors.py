@@ -150,7 +150,11 @@ class Stopped(Exception):
     status = TERMINATED
 
     def __init__(self, workdir: str, done: int, steps: int):
-        super().__init__(f'stopped after {done} of {steps} steps; {workdir} is saved, and the same command goes on')
+        super().__init__(workdir, done, steps)  # as they are, so that pickle can send it between processes
+
+    def __str__(self) -> str:
+        workdir, done, steps = self.args
+        return f'stopped after {done} of {steps} steps; {workdir} is saved, and the same command goes on'
 
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython shows in a notebook instead of a traceback."""
@@ -165,11 +169,11 @@ class Diagnosed(Stopped):
 
     status = 46
 
-    def __init__(self, workdir: str, done: int, steps: int):
-        Exception.__init__(
-            self,
+    def __str__(self) -> str:
+        workdir, done, steps = self.args
+        return (
             f'stopped after {done} of {steps} steps by a diagnosis (config.diagnose.on = stop), which '
-            f'{os.path.join(workdir, "events.jsonl")} has; {workdir} is saved, and the same command goes on',
+            f'{os.path.join(workdir, "events.jsonl")} has; {workdir} is saved, and the same command goes on'
         )
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from absl import flags
 import jax
-from jax.sharding import Mesh
 import numpy as np
 
 from grpo_jax import data, rewards
@@ -73,7 +72,6 @@ class Evaluator(NamedTuple):
     samples: int
     seed: int
     key: Any  # the sampler's random key
-    mesh: Mesh
     tokenizer: Any
     reward_functions: rewards.RewardFunctions
 
@@ -108,8 +106,7 @@ def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) ->
     engine = make_run_sampler(run, shapes, greedy=1)
     key = jax.random.fold_in(jax.random.key(settings.seed), NOISE)
     return Evaluator(
-        dataset.split or split, dataset, shapes, engine, samples, settings.seed, key, engine.mesh, run.model.tokenizer,
-        run.rewards,
+        dataset.split or split, dataset, shapes, engine, samples, settings.seed, key, run.model.tokenizer, run.rewards,
     )  # fmt: skip
 
 
@@ -135,17 +132,22 @@ def make_shapes(run: Run, group_size: int, prompts: int, sampling: Sampling | No
 
 
 def sample_batches(
-    dataset: data.Dataset, shapes: batches.Shapes, sampling: Sampling, mesh: Mesh, sample: Callable[[Prompts], Rollout]
+    dataset: data.Dataset,
+    shapes: batches.Shapes,
+    sampling: Sampling,
+    put: Callable[[Prompts], Prompts],
+    sample: Callable[[Prompts], Rollout],
 ) -> Iterator[tuple[range, Rollout]]:
     """Samples the prompts of a data set in order, in batches of shapes.prompts. Yields (indices, Rollout).
 
-    sample: called with Prompts on the mesh. The last batch is filled up, so its Rollout may have further rows.
+    put, then sample: called with the Prompts of a batch. The last batch is filled up, so that its Rollout may have
+    further rows.
     """
     for start in range(0, len(dataset.examples), shapes.prompts):
         real = range(start, min(start + shapes.prompts, len(dataset.examples)))
         chosen = [*real, *[start] * (shapes.prompts - len(real))]
         _, prompts = data.prompts(dataset, chosen, shapes.queries, sampling.pad_token, sampling.thinking_start)
-        yield real, sample(batches.put_rows(prompts, mesh))
+        yield real, sample(put(prompts))
 
 
 def sample_line(prompt: str, answer: str, rewarded: rewards.Rewards, width: int) -> str:
@@ -167,7 +169,7 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
         return evaluator.engine(params, prompts, evaluator.key, 0)  # the same noise at every step
 
     with during('evaluating', len(dataset.examples)) as evaluating:
-        for indices, rollout in sample_batches(dataset, shapes, sampling, evaluator.mesh, sample):
+        for indices, rollout in sample_batches(dataset, shapes, sampling, evaluator.engine.put, sample):
             decoded = decode_completions(evaluator.tokenizer, rollout, sampling.stop_tokens)
             for values, greedy_values, sampled_values in zip(decoded, greedy, sampled, strict=True):
                 groups = [values[row : row + group] for row in range(0, len(indices) * group, group)]

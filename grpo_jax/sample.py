@@ -133,7 +133,7 @@ def make_shards(opened: Run, dataset: data.Dataset, params: Any, to: str, reques
         compute = functools.partial(rewards.compute_rewards, opened.rewards)
         sample = functools.partial(sampler, params, key=key, step=0)
         sampling, tokenizer = opened.settings.sampling, opened.model.tokenizer
-        for indices, rollout in evaluate.sample_batches(part, shapes, sampling, sampler.mesh, sample):
+        for indices, rollout in evaluate.sample_batches(part, shapes, sampling, sampler.put, sample):
             examples = part.examples[indices.start : indices.stop]
             columns = decode_completions(tokenizer, rollout, sampling.stop_tokens)
             real = len(columns[0]) // shapes.prompts * len(examples)

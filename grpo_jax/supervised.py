@@ -22,7 +22,7 @@ from grpo_jax.learner import Optimizers, build_optimizer
 from grpo_jax.learner.programs import Learner, check_sizes, make_learner
 from grpo_jax.models.lora import LoraOptions, turn_off
 from grpo_jax.run import checkpoint, cli
-from grpo_jax.run.loop import Shell, barrier, owns_workdir
+from grpo_jax.run.loop import Shell, barrier, owns_workdir, serves_sampler
 from grpo_jax.run.open import Run, make_policy, make_workdir, open_config, open_split, open_state
 from grpo_jax.run.settings import Settings
 from grpo_jax.run.steering import Steering, changes, read_contents
@@ -51,6 +51,7 @@ def cold_start(
 
 
 @owns_workdir
+@serves_sampler
 def run(
     config,
     workdir,

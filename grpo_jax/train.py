@@ -43,7 +43,7 @@ from grpo_jax.learner.programs import Learner
 from grpo_jax.rewards import gold
 from grpo_jax.run import branch, checkpoint, cli
 from grpo_jax.run.console import print_outcome
-from grpo_jax.run.loop import Shell, barrier, check_rewarded, owns_workdir
+from grpo_jax.run.loop import Shell, barrier, check_rewarded, owns_workdir, serves_sampler
 from grpo_jax.run.measure import make_measure, make_speeds
 from grpo_jax.run.observers import make_observers
 from grpo_jax.run.open import (
@@ -63,6 +63,7 @@ from grpo_jax.types import Experience, Rollout, TrainState
 
 
 @owns_workdir
+@serves_sampler
 def run(
     config, workdir, algorithm=None, functions=None, profile=None, steering=None, on_step=None, examples=None
 ) -> TrainState:

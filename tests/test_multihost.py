@@ -47,15 +47,15 @@ def free_port():
 
 
 class Run:
-    """The same command in as many processes, all devices together DEVICES."""
+    """The same command in as many processes; count: of them, with DEVICES together, or the devices of each."""
 
     def __init__(self, workdir, count, *flags):
+        devices = [DEVICES // count] * count if isinstance(count, int) else count
+        count = len(devices)
         # a CPU cuts up its sums by its number of threads, which is at least that of its devices: NPROC sets it
-        environment = os.environ | {
-            'XLA_FLAGS': quick_compile.FLAGS,
-            'JAX_NUM_CPU_DEVICES': str(DEVICES // count),
-            'NPROC': str(DEVICES),
-        }
+        environment = os.environ | {'XLA_FLAGS': quick_compile.FLAGS, 'NPROC': str(sum(devices))}
+        if '--config.mesh.transport=devices' in flags:
+            environment['JAX_CROSS_HOST_TRANSPORT_ADDRESSES'] = '127.0.0.1:0'
         command = [
             sys.executable,
             '-m',
@@ -72,7 +72,13 @@ class Run:
             subprocess.Popen(
                 [*command, f'--process={i}'],
                 cwd=ROOT,
-                env=environment,
+                env=environment
+                | {
+                    'JAX_NUM_CPU_DEVICES': str(devices[i]),
+                    'JAX_CROSS_HOST_TRANSFER_SOCKET_ADDRESS': f'127.0.0.1:{free_port()}'
+                    if '--config.mesh.transport=devices' in flags
+                    else '',
+                },
                 text=True,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -18,6 +18,7 @@ from grpo_jax import rewards
 from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, rows_of, stack
 from grpo_jax.collect.pending import Pending, PendingGroup, blank_rewards, ended_rows, pack_groups, unpack_groups
 from grpo_jax.hosts import processes
+from grpo_jax.sampler.engine import Enough
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.types import Prompts, Rollout, TrainState
@@ -46,15 +47,11 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
         )
         aged = np.array([0 < options.max_age <= step - group.since for group in dealt])
 
-        def enough(ended):
-            complete = ended.reshape(-1, size).all(1)
-            return complete.sum() >= prompts and complete[aged].all()
-
         before = stack([group.rollout for group in dealt])
         first = np.array([group.first for group in dealt], np.int32)
-        on_devices, waiting_for = batches.put_rows((before, as_prompts(drawer, dealt)), engine.mesh)
+        asked_for = engine.put(as_prompts(drawer, dealt).replace(first=first))
         rollout, stats = engine.go_on(
-            state.params, on_devices, waiting_for.replace(first=first), key, step, enough,
+            state.params, engine.put(before), asked_for, key, step, Enough(prompts, aged),
             finished=stream.add, progress=progress,
         )  # fmt: skip
         after, places = processes.fetch(rollout), np.argsort(order)  # the place of each group

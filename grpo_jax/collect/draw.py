@@ -153,7 +153,7 @@ class Drawer:
             reward_functions, examples, self.shapes.group_size, self.tokenizer, self.sampling.stop_tokens
         )
         rollout, stats = self.engine.sample(
-            params, batches.put_rows(prompts, self.engine.mesh).replace(first=first), key, int(state.step),
+            params, self.engine.put(prompts.replace(first=first)), key, int(state.step),
             finished=stream.add, progress=progress,
         )  # fmt: skip
         rollout = move_rows(rollout, self.mesh)  # with mesh.sampler it lies on other devices

@@ -98,7 +98,7 @@ def make_decode_scorer(
             tokens[::group_size, :queries], prompt_mask[::group_size], ids, thinking=np.zeros(len(ids), bool)
         )
         given = np.where(mask, tokens[:, queries:], -1)
-        prompts, given = batches.put_rows((prompts, given), engine.mesh)
+        prompts, given = engine.put(prompts), engine.put(given)
         return {
             name: move_rows(engine(params, prompts, key, int(state.step), given=given).logprobs, mesh)
             for name, params in policies.items()

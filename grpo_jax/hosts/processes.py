@@ -2,15 +2,20 @@
 
 Each process runs the whole loop. Device programs span the devices of all processes. Each process makes every decision
 on the host by itself, from numbers that all processes have. A single process does not communicate.
+
+Within `group`, "all processes" are those of the group, like the learner's side of a job whose sampler has other
+processes. Failures end all processes of the job.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import glob
 import importlib.util
 import itertools
 import json
+import math
 import os
 import pickle
 import signal
@@ -25,7 +30,7 @@ from typing import Any
 import jax
 from jax._src import distributed  # jax has no public access to the coordination service
 from jax.experimental import multihost_utils
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Int
 import numpy as np
 
@@ -39,11 +44,17 @@ POLL_SECONDS = 2  # how often a process checks whether another one has failed
 NOTICE_SECONDS = 4  # how long a process may take to notice a failure in `exchange`, where its message names the place
 FAILED = 'grpo_jax/failed/'  # prefix of the keys under which processes report why they end
 LEFT = 'grpo_jax/left/'  # prefix of the keys that say which processes have ended
+STOP = 'grpo_jax/stop/'  # prefix of the keys under which processes of a group ask those of others to stop
+
+# options of jax for transfers between CPUs of several processes; jax reads no environment variables of their names
+TRANSFERS = ('jax_cross_host_transfer_socket_address', 'jax_cross_host_transport_addresses')
 
 Place = tuple[tuple[int, int], ...]  # (start, end) of a part of an array, for each axis
 
-# numbers the calls of `exchange`; global, since jax has one client of the coordination service per process
-_meeting_numbers = itertools.count()
+# the group that this process is in, and numbers for the calls of `exchange` in each; global, since jax has one client
+# of the coordination service per process
+_group: tuple[int, ...] | None = None
+_meeting_numbers: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
 class OtherFailed(RuntimeError):
@@ -190,6 +201,9 @@ def _start(coordinator, processes, process):
 
 
 def _initialize(*address):
+    for name in TRANSFERS:
+        if name.upper() in os.environ:
+            jax.config.update(name, os.environ[name.upper()])
     jax.distributed.initialize(
         *address, heartbeat_timeout_seconds=HEARTBEAT_SECONDS, shutdown_timeout_seconds=LEAVE_SECONDS
     )
@@ -220,6 +234,27 @@ def start_devices() -> None:
             os.close(stderr)
 
 
+@contextlib.contextmanager
+def group(numbers: Iterable[int]) -> Iterator[None]:
+    """A context in which this process works as one with the processes of these numbers alone."""
+    global _group
+    _group = tuple(sorted(numbers))
+    try:
+        yield
+    finally:
+        _group = None
+
+
+def in_group() -> bool:
+    """Whether this process is in a group beside others."""
+    return _group is not None
+
+
+def members() -> tuple[int, ...]:
+    """The numbers of the processes that work as one with this one, and its own."""
+    return _group or tuple(range(jax.process_count()))
+
+
 def is_first() -> bool:
     """Whether this process is the first, which writes the files that all processes share."""
     return jax.process_index() == 0
@@ -248,15 +283,15 @@ def put(tree: Any, sharding: Sharding) -> Any:
 def local_parts(sharding: Any, shape: tuple[int, ...]) -> list[Place]:
     """The distinct Places of an array with `shape` on this process's devices, sorted; sharding may be a device."""
     indices = _as_sharding(sharding).addressable_devices_indices_map(shape).values()
-    return sorted({_as_place(index, shape) for index in indices})
+    return sorted({as_place(index, shape) for index in indices})
 
 
 def put_parts(parts: Mapping[Place, np.ndarray], sharding: Any, shape: tuple[int, ...]) -> jax.Array:
     """The array with `shape` on its devices; parts: host arrays for this process's local_parts."""
-    return jax.make_array_from_callback(shape, _as_sharding(sharding), lambda index: parts[_as_place(index, shape)])
+    return jax.make_array_from_callback(shape, _as_sharding(sharding), lambda index: parts[as_place(index, shape)])
 
 
-def _as_place(index, shape):
+def as_place(index: Any, shape: tuple[int, ...]) -> Place:
     """The Place that slices, one for each axis, select in an array with `shape`."""
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
@@ -278,34 +313,41 @@ def fetch(tree: Any) -> Any:
 
 
 def exchange(where: str, value: str) -> list[str]:
-    """[value of process 0, of process 1, ...]; all processes must call it, in the same order.
+    """[value of the first process, of the second, ...]; all processes must call it, in the same order.
 
     where: names the place in the program. value: a small text. Raises OtherFailed when another process has failed, and
     RuntimeError when one is at another place or does not come.
     """
-    if jax.process_count() == 1:
+    if len(members()) == 1:
         return [value]
-    client, meeting = _client(), next(_meeting_numbers)
+    client, meeting = _client(), next(_meeting_numbers[members()])
     client.key_value_set(_meeting_key(meeting, jax.process_index()), json.dumps([where, _process_name(), value]))
-    messages = [json.loads(_receive(client, meeting, process, where)) for process in range(jax.process_count())]
+    keys = [_meeting_key(meeting, process) for process in members()]
+    messages = [json.loads(wait_for(key, where, MEETING_SECONDS)) for key in keys]
     if meeting:  # every process is at this meeting, hence has read the messages of the meeting before
         client.key_value_delete(_meeting_key(meeting - 1, jax.process_index()))
     _check_equal(where, [(name, {'place in the program': place}) for place, name, _ in messages])
     return [value for _, _, value in messages]
 
 
-def _receive(client, meeting, process, where):
-    """Waits for a process's message at a meeting and returns it. Raises as exchange does."""
-    for _ in range(MEETING_SECONDS // POLL_SECONDS):
+def wait_for(key: str, where: str, seconds: float = math.inf, each_poll: Callable[[], Any] = lambda: None) -> bytes:
+    """Waits until a process has set a key of the coordination service, and returns the key's value.
+
+    where: names the place in the program. each_poll: called every POLL_SECONDS. Raises OtherFailed when a process has
+    failed, and RuntimeError when nobody has set the key for so many seconds.
+    """
+    client, until = _client(), time.monotonic() + seconds
+    while time.monotonic() < until:
         try:
-            return client.blocking_key_value_get(_meeting_key(meeting, process), POLL_SECONDS * 1000)
+            return client.blocking_key_value_get_bytes(key, POLL_SECONDS * 1000)
         except jax.errors.JaxRuntimeError as error:
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
         for _, message in client.key_value_dir_get(FAILED):
             text, status = json.loads(message)
             raise OtherFailed(f'at {where}: {text}', status)
-    raise RuntimeError(f'at {where}: process {process} has not come for {MEETING_SECONDS} s')
+        each_poll()
+    raise RuntimeError(f'at {where}: process {key.rpartition("/")[2]} has not come for {seconds} s')
 
 
 def exchange_stop(where: str, values: Mapping[str, Any], stop: bool = False) -> bool:
@@ -314,12 +356,22 @@ def exchange_stop(where: str, values: Mapping[str, Any], stop: bool = False) -> 
     where: names the place in the program. values: texts and numbers by name, which must be equal everywhere. stop:
     whether this process wants to stop. All processes must call it, in the same order.
     """
-    if jax.process_count() == 1:
+    if len(members()) == 1:
         return stop
     texts = {name: str(value) for name, value in values.items()}
     messages = [json.loads(text) for text in exchange(where, json.dumps([_process_name(), texts, stop]))]
     _check_equal(where, [(name, texts) for name, texts, _ in messages])
     return any(stops for _, _, stops in messages)
+
+
+def ask_to_stop() -> None:
+    """Asks the processes of other groups to stop, which see it in `asked_to_stop`."""
+    _client().key_value_set(f'{STOP}{jax.process_index()}', '', allow_overwrite=True)
+
+
+def asked_to_stop() -> bool:
+    """Whether a process of another group has asked this one to stop."""
+    return in_group() and bool(_client().key_value_dir_get(STOP))
 
 
 def _check_equal(where, values_by_process):
@@ -340,15 +392,18 @@ def _check_equal(where, values_by_process):
 
 
 def gather(value: Any) -> list[Any]:
-    """[value of process 0, of process 1, ...]; all processes must call it. value: anything that can be pickled."""
-    if jax.process_count() == 1:
+    """[value of the first process, of the second, ...]; all processes must call it. value: what can be pickled."""
+    if len(members()) == 1:
         return [value]
     content = pickle.dumps(value)
     # exchange comes first, since a collective on CPUs waits at most 30 s for another process
     sizes = [int(size) for size in exchange('gathering', str(len(content)))]
     padded = np.zeros(1 << (max(sizes) - 1).bit_length(), np.uint8)  # powers of two, so that few sizes are compiled
     padded[: len(content)] = np.frombuffer(content, np.uint8)
-    rows = multihost_utils.process_allgather(padded)
+    devices = [device for device in jax.devices() if device.process_index in members()]
+    mesh = Mesh(np.array(devices).reshape(len(sizes), -1), ('processes', 'devices'))
+    over_processes = NamedSharding(mesh, PartitionSpec('processes'))
+    rows = fetch(jax.make_array_from_callback((len(sizes), len(padded)), over_processes, lambda _: padded[None]))
     return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
@@ -357,7 +412,7 @@ def gather_rows(rows: Sequence[int] | Int[np.ndarray, ' R'], tree: Any) -> Any:
 
     rows: numbers of this process's rows. tree: host arrays with these rows.
     """
-    if jax.process_count() == 1:
+    if len(members()) == 1:
         return tree
     rows_by_process, trees = zip(*gather((np.asarray(rows, int), tree)), strict=True)
     order = np.argsort(np.concatenate(rows_by_process))
@@ -372,21 +427,36 @@ def by_group(
     columns: sequences over rows, with the same number of rows for each group. The function and this call return a tree
     of arrays over rows.
     """
-    if jax.process_count() == 1:
+    if len(members()) == 1:
         return function(groups, *columns)
-    start, stop = (len(groups) * edge // jax.process_count() for edge in (jax.process_index(), jax.process_index() + 1))
-    size = len(columns[0]) // len(groups)
-    rows = range(start * size, stop * size)
-    return gather_rows(rows, function(groups[start:stop], *(column[rows.start : rows.stop] for column in columns)))
+    own, size = share(len(groups)), len(columns[0]) // len(groups)
+    rows = range(own.start * size, own.stop * size)
+    return gather_rows(rows, function(groups[own.start : own.stop], *(x[rows.start : rows.stop] for x in columns)))
+
+
+def share(count: int) -> range:
+    """Which of `count` things are this process's, where the processes share them evenly."""
+    place, processes = members().index(jax.process_index()), len(members())
+    return range(count * place // processes, count * (place + 1) // processes)
 
 
 def _meeting_key(meeting, process):
-    return f'grpo_jax/meeting/{meeting}/{process}'
+    return f'grpo_jax/meeting/{members()[0]}+{len(members())}/{meeting}/{process}'
 
 
 def _process_name():
     state = distributed.global_state
     return f'process {state.process_id} of {state.num_processes} on {socket.gethostname()}'
+
+
+def post(key: str, value: bytes) -> None:
+    """Sets a key of the coordination service, for which others wait by wait_for."""
+    _client().key_value_set_bytes(key, value)
+
+
+def delete(key: str) -> None:
+    """Deletes a key of the coordination service, and all keys below it."""
+    _client().key_value_delete(key)
 
 
 def _client() -> Any:

@@ -112,15 +112,19 @@ def manager(workdir, *, keep, best=None):
         _set_aside_unreadable(workdir)
     # the processes meet first: inside the manager one waits at most 30 s for another
     processes.exchange(f'the checkpoints of {workdir}', '')
+    path = os.path.abspath(os.path.join(workdir, FOLDER))
+    os.makedirs(path, exist_ok=True)
+    own = ocp.options.MultiprocessingOptions(active_processes={*processes.members()} if processes.in_group() else None)
     policies = [ocp.checkpoint_managers.LatestN(keep), *([best] if best else [])]
     options = ocp.CheckpointManagerOptions(
         preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
         enable_async_checkpointing=True,
         cleanup_tmp_directories=True,
+        create=False,  # which Orbax refuses to some of the processes
+        multiprocessing_options=own,
     )
-    return ocp.CheckpointManager(
-        os.path.abspath(os.path.join(workdir, FOLDER)), options=options, item_handlers=ocp.PyTreeCheckpointHandler()
-    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=own)
+    return ocp.CheckpointManager(path, options=options, item_handlers=handler)
 
 
 def steps(workdir: str) -> list[int]:
@@ -154,6 +158,8 @@ def save(checkpoints, state):
     metadata: dict[str, Any] = {'digests': {name: [one.kind, one.sums] for name, one in digests.items()}}
     if frozen is not None:
         metadata['frozen'] = digest.hash_tree(frozen)
+    if processes.in_group() and len(processes.members()) == 1:
+        state = jax.device_get(state)  # beside other processes Orbax refuses arrays that lie on one process's devices
     checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state), custom_metadata=metadata)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
+import importlib
 import inspect
 import logging
 import os
@@ -26,6 +27,7 @@ from grpo_jax.run import checkpoint, measure, rows
 from grpo_jax.run.console import console
 from grpo_jax.run.signals import Signals
 from grpo_jax.run.writer import FILES, Dropped, Subject, Writer
+from grpo_jax.sharding.sides import split_processes
 from grpo_jax.text import during
 from grpo_jax.types import Experience, TrainState
 
@@ -59,6 +61,48 @@ def owns_workdir(run: Callable[P, R]) -> Callable[P, R]:
             return run(*args, **kwargs)
 
     return owner
+
+
+def serves_sampler(run: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a function with parameters config and workdir, whose mesh.sampler may name devices of other processes.
+
+    Those processes serve the learner's side, on which the function runs, until it ends there. In them the function
+    returns None, or raises the Stopped of the learner's side.
+    """
+    signature = inspect.signature(run)
+
+    @functools.wraps(run)
+    def shared(*args: P.args, **kwargs: P.kwargs) -> R:
+        arguments = signature.bind(*args, **kwargs).arguments
+        section, steering = arguments['config'].get('mesh', {}), arguments.get('steering')
+        owners, own = find_sides(section)
+        if not own or processes.in_group():  # as a cold start is
+            return run(*args, **kwargs)
+        workdir, serving = (steering and steering.branch) or arguments['workdir'], jax.process_index() in own
+        transport = importlib.import_module('grpo_jax.hosts.transport')
+        folder = None if section.get('transport') == 'devices' else os.path.join(workdir, transport.FOLDER)
+        with processes.group(own if serving else owners), Signals(0) as heard:
+            heard.underway = serving  # what there is to save is with the learner's side
+            others = owners if serving else own
+            with transport.Link(others, folder, lambda: heard.stopping and processes.ask_to_stop()):
+                if serving:
+                    return importlib.import_module('grpo_jax.sampler.serve').serve_rollouts()
+                return run(*args, **kwargs)
+
+    return shared
+
+
+def find_sides(section: Any) -> tuple[set[int], set[int]]:
+    """(the learner's processes, the sampler's) of config.mesh; without any where a process has devices of both.
+
+    So it is for a section that `open_run` refuses.
+    """
+    count = section.get('sampler', 0)
+    if not processes.has_others() or not isinstance(count, int) or count < 1:
+        return set(), set()
+    processes.start_devices()
+    owners, own = split_processes(jax.devices(), count)
+    return (owners, own) if owners and not owners & own else (set(), set())
 
 
 def barrier(
@@ -210,7 +254,7 @@ class Shell:
 
         everywhere: whether all processes have the error. Else several processes save nothing, since saving needs all.
         """
-        alone = processes.has_others() and not everywhere
+        alone = len(processes.members()) > 1 and not everywhere
         state = None if self._finished is None or alone else self._finished.state()
         if state is None or self.checkpoints.latest_step() == int(state.step):
             return
@@ -293,9 +337,14 @@ class Loop:
             with parts.trace.around(step), jax.profiler.StepTraceAnnotation(self._title, step_num=step):
                 yield step
         self._shell.wait()
-        if processes.exchange_stop(f'the end of {self._title}', {}, parts.signals.stopping):
+        if processes.exchange_stop(f'the end of {self._title}', {}, self._stopping):
             raise Stopped(self._workdir, self._steps.stop, self._steps.stop)
         parts.close_signals()  # after the last step a signal ends the process at once
+
+    @property
+    def _stopping(self):
+        """Whether a signal has come to this process, or to one that serves it."""
+        return self._parts.signals.stopping or processes.asked_to_stop()
 
     @contextlib.contextmanager
     def stage(self, name: str):
@@ -366,7 +415,7 @@ class Loop:
         if skipped and experience is not None:
             with parts.dropped.unless_written(step, checkpoint.BAD):
                 checkpoint.dump_bad_batch(self._workdir, step, experience)
-        stop = processes.exchange_stop(where, row, parts.signals.stopping)
+        stop = processes.exchange_stop(where, row, self._stopping)
         diagnosed = parts.monitors.asks('stop', where)
         saves = stop or skipped or diagnosed or parts.monitors.asks('save', where)
         self._shell.check()

@@ -13,6 +13,7 @@ adapters merged) and frees the copy when it returns.
 from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
+import importlib
 import time
 from typing import Any, NamedTuple
 
@@ -41,7 +42,18 @@ class Sent(NamedTuple):
 
 Finished = Callable[[int, np.ndarray, bool], Any]  # (row, its tokens, whether it was truncated)
 Progress = Callable[[int, int, int], Any]  # (tokens so far, live rows of the batch, rows of the batch)
-Enough = Callable[[np.ndarray], bool]  # (bool[B], which rows of all processes have ended) -> whether the others pause
+
+
+class Enough(NamedTuple):
+    """When all unfinished rows pause: as soon as so many groups are complete, and all that are waited for."""
+
+    groups: int
+    waited_for: np.ndarray  # bool[P]
+
+    def __call__(self, ended: np.ndarray) -> bool:
+        """Whether they pause; ended: bool[B], which rows of all processes have ended."""
+        complete = np.all(ended.reshape(len(self.waited_for), -1), axis=1)
+        return bool(complete.sum() >= self.groups and np.all(complete[self.waited_for]))
 
 
 @dataclasses.dataclass
@@ -73,7 +85,8 @@ class _Ongoing:
     step: Any  # int, or i32[]
     finished: Finished | None
     progress: Progress | None
-    enough: Enough | None = None  # asked whenever all unfinished rows have paused; None: rows never go on after a pause
+    # asked whenever all unfinished rows have paused; None: rows never go on after a pause
+    enough: Callable[[np.ndarray], bool] | None = None
     stats: Stats = dataclasses.field(default_factory=Stats)
     unfinished: int = 0  # rows, in a batch or not
     longest: int = 0  # tokens of the longest one
@@ -126,6 +139,12 @@ class Engine:
         With mesh.sampler the Sent is a copy, so that an update may then take the memory of params.
         """
         return params if isinstance(params, Sent) else Sent(self.programs.send(params))
+
+    def put(self, tree: Any) -> Any:
+        """Host arrays over rows as `sample` takes them: on the engine's mesh, but Prompts.first on the host."""
+        if isinstance(tree, Prompts):
+            return batches.put_rows(tree.replace(first=None), self.mesh).replace(first=tree.first)
+        return batches.put_rows(tree, self.mesh)
 
     def __call__(self, params: Any, prompts: Prompts, key: Any, step: Any, **options: Any) -> Rollout:
         """Samples as `sample` does, and returns the Rollout alone."""
@@ -189,7 +208,7 @@ class Engine:
         prompts: Prompts,
         key: Any,
         step: Any,
-        enough: Enough,
+        enough: Callable[[np.ndarray], bool],
         *,
         finished: Finished | None = None,
         progress: Progress | None = None,
@@ -304,7 +323,8 @@ def make_sampler(
 
     mesh: of policy and sampler, or the Sides where they have one each. automata: what stops.make_automata returns, or
     stops.abstract_automata where nothing runs. block and segment replace the numbers of the platform. carried: how many
-    of the prompts may have rows with tokens of earlier steps; with some, the Engine is for `go_on` alone. Raises
+    of the prompts may have rows with tokens of earlier steps; with some, the Engine is for `go_on` alone. Where the
+    sampler's devices belong to other processes, it is a serve.RemoteEngine, which has the same interface. Raises
     BadInput when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when
     rollout.kernels is 'on' and kernels cannot decode.
     """
@@ -315,4 +335,8 @@ def make_sampler(
     if carried:
         sizes = let_carry(sizes, carried // batches.devices_along(mesh, ROW_AXES))
     spec = SamplerSpec(model_config, mesh, shapes, sampling, sizes, cache_format)
-    return Engine(sizes, SamplerPrograms(spec, automata, sides), spec.shards)
+    engine = Engine(sizes, SamplerPrograms(spec, automata, sides), spec.shards)
+    if sides is None or not sides.remote:
+        return engine
+    serve = importlib.import_module('grpo_jax.sampler.serve')
+    return serve.RemoteEngine(engine, shapes, automata, block, segment, carried)

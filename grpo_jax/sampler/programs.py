@@ -27,7 +27,7 @@ from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sampler.schedule import BatchSize, ProgramKey, Schedule
 from grpo_jax.sharding import batches, chips, compiled, specs
 from grpo_jax.sharding.chips import LANES, LINES
-from grpo_jax.sharding.mesh import ROW_AXES
+from grpo_jax.sharding.mesh import ROW_AXES, is_here
 from grpo_jax.sharding.sides import Sides
 from grpo_jax.types import Prompts
 
@@ -524,8 +524,8 @@ class SamplerPrograms:
 
     @property
     def executables(self) -> list[compiled.Executable]:
-        """The Executables of all programs that a rollout can reach."""
-        return list(self._executables.values())
+        """The Executables of all programs that a rollout can reach, but for those of other processes alone."""
+        return [made for key, made in self._executables.items() if is_here(self._spec_of(key).mesh)]
 
     @property
     def hash(self) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.experimental import mesh_utils
@@ -25,6 +25,9 @@ class Axes(NamedTuple):
     tensor: Count = 1  # devices that share the heads and the width of the mlp; 1: not cut
     # devices beside these on which the sampler has a mesh of its own; 0: it takes turns with the learner on this one
     sampler: Natural = 0
+    # where these belong to other processes, how weights reach them: files, in the workdir, for any sizes; devices, from
+    # device to device, for equal halves
+    transport: Literal['files', 'devices'] = 'files'
 
 
 AXES = ('data', 'fsdp', 'context', 'tensor')
@@ -41,6 +44,11 @@ def check(section: Any) -> None:
 def devices_here() -> Sequence[Any]:
     """The devices of all processes, over which a mesh is chosen."""
     return jax.devices()
+
+
+def is_here(mesh: jax.sharding.Mesh) -> bool:
+    """Whether some of a mesh's devices belong to this process."""
+    return jax.process_index() in {device.process_index for device in mesh.devices.flat}
 
 
 def sizes_of(section: Any) -> dict[str, int]:
@@ -92,11 +100,11 @@ def make(section: Any) -> jax.sharding.Mesh:
     check(section)
     shape = tuple(sizes_of(section).values())
     size, devices = math.prod(shape), jax.devices()
-    if jax.process_count() > 1 and size < len(devices):
+    if jax.process_count() > 1 and (used := size + section.get('sampler', 0)) < len(devices):
         raise BadInput(
             'mesh',
             dict(section),
-            f'has {size} devices; {jax.process_count()} processes must use all {len(devices)} of theirs; raise an axis',
+            f'has {used} devices; {jax.process_count()} processes must use all {len(devices)} of theirs; raise an axis',
         )
     if size > len(devices):
         remedy = f'needs {size} devices and {len(devices)} are here; lower an axis so that the product fits'

@@ -7,17 +7,21 @@ decides nothing: weights cross where the schedule of the steps says so, and the 
 from collections.abc import Callable, Iterator, Sequence
 import concurrent.futures
 import contextlib
+import os
 import threading
 import time
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
+import numpy as np
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.sharding import batches
 from grpo_jax.sharding import mesh as meshes
+
+ADDRESS = processes.TRANSFERS[0].upper()  # variable with the place where a CPU takes arrays of other processes
 
 
 class Sides:
@@ -29,8 +33,12 @@ class Sides:
 
     def __init__(self, learner: Mesh, sampler: Mesh):
         self.learner, self.sampler = learner, sampler
+        # whether the sampler's devices belong to other processes, which serve this one
+        self.remote = not meshes.is_here(sampler)
         self._lasting: Any = None  # what move_once has moved
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, 'sampler')  # which comes with the first task
+        self.crossed = False  # whether that has gone to a remote side
+        # starts a function on the sampler's thread, which comes with the first; a RemoteEngine puts its Link's here
+        self.submit: Callable[..., Any] = concurrent.futures.ThreadPoolExecutor(1, 'sampler').submit
         self._sampling, self._counting = threading.Lock(), threading.Lock()
         self._busy, self._began, self._read = 0.0, 0.0, time.monotonic()  # began: 0 while nothing is sampled
 
@@ -38,9 +46,9 @@ class Sides:
         """The arrays of the learner's side on the sampler's, as soon as they are computed; returns at once.
 
         target: a tree of abstract arrays with their shardings. The copies do not depend on the originals, whose memory
-        an update may take once this call has returned.
+        an update may take once this call has returned. Where the sampler's side is remote, the tree is as it is.
         """
-        return jax.device_put(tree, jax.tree.map(lambda x: x.sharding, target))
+        return tree if self.remote else jax.device_put(tree, jax.tree.map(lambda x: x.sharding, target))
 
     def move_once(self, tree: Any, target: Any) -> Any:
         """As move, for weights that no step changes: later calls return what the first one has moved."""
@@ -77,27 +85,61 @@ class Sides:
 
         def run():
             # else small arrays, like keys, would be made on the learner's first device, behind what it has to do
-            with jax.default_device(self.sampler.devices.flat[0]):
+            with jax.default_device(self._aside):
                 return function(*arguments)
 
-        return self._thread.submit(run)
+        return self.submit(run)
+
+    @property
+    def _aside(self):
+        """A device that is not busy with the learner's programs; None where there is none."""
+        with contextlib.suppress(RuntimeError):  # this process has no CPU
+            return jax.local_devices(backend='cpu')[-1] if self.remote else self.sampler.devices.flat[0]
+        return None
 
 
 def make_sides(section: Any, learner: Mesh, devices: Sequence[Any]) -> Sides | None:
     """The Sides that config.mesh names; None where mesh.sampler is 0. The sampler has the last of the devices.
 
-    learner: the mesh of the other axes, over the first devices. Raises BadInput where mesh.sampler cannot work.
+    learner: the mesh of the other axes, over the first devices. Raises BadInput where mesh.sampler cannot work, or
+    mesh.transport where the devices belong to several processes.
     """
     count = section.get('sampler', 0)
     if not count:
         return None
-    if jax.process_count() > 1:
-        remedy = f'needs the devices of one process, and {jax.process_count()} train together; use 0'
-        raise BadInput('mesh.sampler', count, remedy)
     if learner.size + count > len(devices):
         remedy = f'is beside the {learner.size} of the other axes, and {len(devices)} devices are here; lower one'
         raise BadInput('mesh.sampler', count, remedy)
+    owners, own = split_processes(devices, count)
+    if len(owners | own) > 1:
+        if owners & own:
+            whole = sum(device.process_index in own for device in devices)
+            fits = whole if whole < len(devices) else sum(device.process_index in own - owners for device in devices)
+            raise BadInput('mesh.sampler', count, f'is not all devices of the last processes; choose {fits}')
+        if section.get('transport') == 'devices':
+            check_devices(learner, devices[-count:], len(owners), len(own))
     return Sides(learner, make_sampler_mesh(learner, devices[-count:]))
+
+
+def split_processes(devices: Sequence[Any], count: int) -> tuple[set[int], set[int]]:
+    """(numbers of the learner's processes, of the sampler's), which has the last `count` of the devices."""
+    owners, own = ({device.process_index for device in some} for some in (devices[:-count], devices[-count:]))
+    return owners, own
+
+
+def check_devices(learner: Mesh, devices: Sequence[Any], owners: int, own: int) -> None:
+    """Raises BadInput where weights cannot cross from devices to devices: mesh.transport='devices'.
+
+    devices: the sampler's. owners, own: how many processes the learner has, and the sampler.
+    """
+    hindered = {
+        f'the learner has {learner.size} devices and the sampler {len(devices)}': learner.size != len(devices),
+        f'the sampler has {own} processes and the learner {owners}': own > owners,
+        f'CPUs need {ADDRESS}': devices[0].platform == 'cpu' and not os.environ.get(ADDRESS),
+    }
+    for reason, hinders in hindered.items():
+        if hinders:
+            raise BadInput('mesh.transport', 'devices', f'cannot work, since {reason}; use files')
 
 
 def make_sampler_mesh(learner: Mesh, devices: Sequence[Any]) -> Mesh:
@@ -113,6 +155,8 @@ def make_sampler_mesh(learner: Mesh, devices: Sequence[Any]) -> Mesh:
 
 
 def move_rows(tree: Any, mesh: Mesh) -> Any:
-    """Arrays over rows on the mesh: as they are, but by way of the host where they lie on other devices."""
+    """Arrays over rows on the mesh: as they are, but by way of the host where they lie there or on other devices."""
+    if isinstance(jax.tree.leaves(tree)[0], np.ndarray):
+        return batches.put_rows(tree, mesh)
     elsewhere = {*mesh.devices.flat}.isdisjoint(jax.tree.leaves(tree)[0].sharding.device_set)
     return batches.put_rows(processes.fetch(tree), mesh) if elsewhere else tree

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import threading
+import types
 
 import jax
 import numpy as np
@@ -233,7 +234,32 @@ def test_a_side_that_cannot_work_is_refused_in_a_line(config, tmp_path, changes,
     assert 'mesh.sampler' in str(refused.value) and all(word in str(refused.value) for word in words)
 
 
-def test_several_processes_are_refused(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, 'process_count', lambda: 2)
-    with pytest.raises(BadInput, match=r'mesh\.sampler.*one process'):
-        sides.make_sides({'sampler': 4}, meshes.arrange(jax.devices()[:4], (1, 4, 1, 1)), jax.devices())
+def devices_of(*counts):
+    """Stand-ins for the devices of processes that have so many each."""
+    owners = [process for process, count in enumerate(counts) for _ in range(count)]
+    return [types.SimpleNamespace(process_index=owner, platform='tpu') for owner in owners]
+
+
+@pytest.mark.parametrize(
+    'counts, count, fits', [((4, 4), 2, 4), ((4, 4), 6, 4), ((2, 2, 2, 2), 3, 4), ((4, 2), 3, 2)], ids=str
+)
+def test_a_process_with_devices_of_both_sides_is_refused_with_a_number_that_works(counts, count, fits):
+    learner = meshes.arrange(jax.devices()[:1], (1, 1, 1, 1))
+    with pytest.raises(BadInput, match=rf'mesh\.sampler = {count}: is not all devices .*; choose {fits}$'):
+        sides.make_sides({'sampler': count}, learner, devices_of(*counts))
+    owners, own = sides.split_processes(devices_of(*counts), fits)
+    assert owners and own and not owners & own
+
+
+@pytest.mark.parametrize(
+    'counts, size, words',
+    [
+        ((4, 4), 2, 'the learner has 2 devices and the sampler 4'),
+        ((4, 2, 2), 4, 'the sampler has 2 processes and the learner 1'),
+    ],
+    ids=['sizes', 'processes'],
+)
+def test_devices_to_devices_are_refused_where_they_do_not_pair(counts, size, words):
+    learner = meshes.arrange(jax.devices()[:size], (1, size, 1, 1))
+    with pytest.raises(BadInput, match=rf"mesh\.transport = 'devices': .*{words}; use files"):
+        sides.make_sides({'sampler': 4, 'transport': 'devices'}, learner, devices_of(*counts))

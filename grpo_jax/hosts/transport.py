@@ -1,0 +1,210 @@
+"""What crosses between two groups of processes of one job: messages, and trees of arrays.
+
+Messages go through the coordination service. For trees there are two transports with one interface: files in a folder
+that all processes share, for any meshes, and `jax.device_put` from devices to devices, for meshes of equal sizes. The
+receiver waits for what the sender sends, and no clock decides anything.
+"""
+
+from collections.abc import Callable, Iterable
+import concurrent.futures
+import contextlib
+import glob
+import itertools
+import json
+import os
+import pickle
+import threading
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from grpo_jax.errors import Stopped
+from grpo_jax.hosts import files, processes
+
+FOLDER = 'transport'  # of Files, in a workdir
+PIECE = 2**20  # bytes of a message under one key of the coordination service, which limits them
+THREAD = 'sampler'  # prefix of the name of a Link's thread
+
+# what `current` returns, and numbers of Links, which all processes of a job make in one order; global, since a job has
+# two groups at a time
+_current: 'Link | None' = None
+_numbers = itertools.count()
+
+
+class Link:
+    """A context with messages between two groups: all processes of a group send each, and all of the other read it.
+
+    Its end sends ('end', the Stopped that has ended it, or None); other errors end all processes. A group answers a
+    message when all its processes have read it, so that what was sent before is deleted then.
+    """
+
+    def __init__(self, others: Iterable[int], folder: str | None, each_poll: Callable[[], Any] = lambda: None):
+        """others: numbers of the other group's processes; this group is that of processes.members.
+
+        folder: for weights that cross as Files; None: they cross from Devices to devices. each_poll: called every few
+        seconds while this process waits.
+        """
+        self.is_first, self.others = jax.process_index() == processes.members()[0], sorted(others)
+        self.weights = Devices() if folder is None else Files(folder, self)
+        self._name, self._each_poll = f'grpo_jax/link/{next(_numbers)}', each_poll
+        self._sent = self._deleted = self._received = 0
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, THREAD)
+
+    def __enter__(self):
+        global _current
+        _current = self
+        return self
+
+    def __exit__(self, kind, error, trace):
+        global _current
+        _current = None
+        if error is None or isinstance(error, Stopped):
+            self.run(self.send, ('end', error))
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> concurrent.futures.Future:
+        """Starts function(*arguments) on the Link's thread; calls run one after another, in the order of starts.
+
+        All processes of a group start the same calls in the same order, whatever their threads do.
+        """
+        return self._thread.submit(function, *arguments)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """As start, but returns what the function returns; on the Link's own thread it is called at once."""
+        if threading.current_thread().name.startswith(THREAD):
+            return function(*arguments)
+        return self.start(function, *arguments).result()
+
+    def send(self, value: Any = None) -> None:
+        """Sends what can be pickled."""
+        content, key = pickle.dumps(value), self._key(jax.process_index(), self._sent)
+        pieces = [content[start : start + PIECE] for start in range(0, len(content), PIECE)]
+        for number, piece in enumerate(pieces):
+            processes.post(f'{key}/{number}', piece)
+        processes.post(f'{key}/pieces', str(len(pieces)).encode())
+        self._sent += 1
+
+    def receive(self) -> list[Any]:
+        """Waits for the next message of each process of the other group. Raises OtherFailed as exchange does."""
+        values, where = [], 'the meeting of learner and sampler'
+        for process in self.others:
+            key = self._key(process, self._received)
+            count = int(processes.wait_for(f'{key}/pieces', where, each_poll=self._each_poll))
+            values.append(pickle.loads(b''.join(processes.wait_for(f'{key}/{n}', where) for n in range(count))))
+        self._received += 1
+        for number in range(self._deleted, self._sent):
+            processes.delete(self._key(jax.process_index(), number))
+        self._deleted = self._sent
+        return values
+
+    def _key(self, process, number):
+        return f'{self._name}/{process}/{number}'
+
+
+class Files:
+    """Sends trees of arrays as files in a folder that all processes share; between any meshes."""
+
+    def __init__(self, folder: str, link: Link):
+        """folder: in which nothing else lies."""
+        self._folder, self._link = folder, link
+        self._numbers = itertools.count()  # of the trees: both groups count them
+        self._remove()  # what a run has left that was killed
+
+    def send(self, tree: Any, target: Any) -> None:
+        """Sends a tree; returns when the other group has it. Each process writes the parts that its devices own.
+
+        target: abstract arrays with the shardings of the receiver.
+        """
+        parts = {}
+        for leaf, array in enumerate(jax.tree.leaves(tree)):
+            for shard in array.addressable_shards:
+                if not shard.replica_id:
+                    place = processes.as_place(shard.index, array.shape)
+                    parts[json.dumps([leaf, place])] = np.asarray(shard.data).reshape(-1).view(np.uint8)
+        with files.writing(self._folder):
+            os.makedirs(self._folder, exist_ok=True)
+        with files.atomic_write(self._path(next(self._numbers), jax.process_index()), 'wb') as file:
+            np.savez(file, allow_pickle=False, **parts)
+        self._link.send()
+        self._link.receive()
+        self._remove()
+
+    def receive(self, target: Any, source: Mesh) -> Any:
+        """Waits for the next tree; each process reads the parts that its devices need. source: the sender's mesh."""
+        self._link.receive()
+        number = next(self._numbers)
+        leaves, structure = jax.tree.flatten(target)
+        parts: list[list[Any]] = [[] for _ in leaves]  # (Place, the file, the name in it) of each leaf
+        with contextlib.ExitStack() as stack:
+            for process in self._link.others:
+                file = stack.enter_context(np.load(self._path(number, process)))
+                for name in file.files:
+                    leaf, place = json.loads(name)
+                    parts[leaf].append((place, file, name))
+            arrays = [_assemble(*leaf) for leaf in zip(leaves, parts, strict=True)]
+        self._link.send()
+        return jax.tree.unflatten(structure, arrays)
+
+    def _path(self, number, process):
+        return os.path.join(self._folder, f'{number}.{process}.npz')
+
+    def _remove(self):
+        """Removes the files that this process has written."""
+        for path in glob.glob(f'{glob.escape(self._folder)}/*.{jax.process_index()}.npz*'):
+            os.remove(path)
+
+
+def _assemble(target, parts):
+    """The array that abstract array `target` describes, of parts (Place, file, name), which may be cut in another way.
+
+    A process reads what its devices need.
+    """
+    own = {}
+    for place in processes.local_parts(target.sharding, target.shape):
+        own[place] = whole = np.empty([end - start for start, end in place], target.dtype)
+        for other, file, name in parts:
+            common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(place, other, strict=True)]
+            if all(start < end for start, end in common):
+                part = file[name].view(target.dtype).reshape([end - start for start, end in other])
+                whole[_slices(common, place)] = part[_slices(common, other)]
+    return processes.put_parts(own, target.sharding, target.shape)
+
+
+def _slices(place, outer):
+    """The slices that select a Place in the array of an outer Place."""
+    return tuple(slice(start - first, end - first) for (start, end), (first, _) in zip(place, outer, strict=True))
+
+
+class Devices:
+    """Sends trees of arrays from devices to devices, between meshes of equal sizes."""
+
+    def send(self, tree: Any, target: Any) -> None:
+        """As Files.send; first the sender's devices cut the arrays as the receiver's do."""
+
+        def cut(array, like):
+            return jax.device_put(array, NamedSharding(array.sharding.mesh, _cutting_spec(like.sharding)))
+
+        cut_tree = jax.tree.map(cut, tree, target)
+        jax.block_until_ready(cut_tree)  # else the receiver's time limit runs while they are computed
+        jax.block_until_ready(jax.device_put(cut_tree, jax.tree.map(lambda x: x.sharding, target)))
+
+    def receive(self, target: Any, source: Mesh) -> Any:
+        """As Files.receive."""
+
+        def stand_in(like):
+            sharding = NamedSharding(source, _cutting_spec(like.sharding))
+            return jax.make_array_from_single_device_arrays(like.shape, sharding, [], dtype=like.dtype)
+
+        sent = jax.tree.map(stand_in, target)
+        return jax.block_until_ready(jax.device_put(sent, jax.tree.map(lambda x: x.sharding, target)))
+
+
+def _cutting_spec(sharding):
+    """The PartitionSpec of a NamedSharding without axes of size 1, which may be larger on another mesh."""
+    return PartitionSpec(*(axis if axis and sharding.mesh.shape[axis] > 1 else None for axis in sharding.spec))
+
+
+def current() -> Link | None:
+    """The Link of this process; None outside of its context."""
+    return _current
