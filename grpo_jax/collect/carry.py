@@ -31,14 +31,14 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
     """
     options, sampling, engine = drawer.options, drawer.sampling, drawer.engine
     assert engine is not None, 'completions are sampled'
-    prompts, size, carried = drawer.prompts, drawer.shapes.group_size, options.in_flight
+    prompts, size, in_flight = drawer.prompts, drawer.shapes.group_size, options.in_flight
     examples, key = drawer.dataset.examples, jax.random.key(drawer.seed)
-    order = deal(prompts, carried, batches.devices_along(engine.mesh, ROW_AXES))
+    order = deal(prompts, in_flight, batches.devices_along(engine.mesh, ROW_AXES))
 
     def collect(state, progress, index=0):
         step = int(state.step)
         groups, earlier = load_groups(state.pending, drawer)
-        chosen, aux = drawer.choose(step, dict(state.aux), count=prompts + carried - len(groups))
+        chosen, aux = drawer.choose(step, dict(state.aux), count=prompts + in_flight - len(groups))
         groups += admit(drawer, chosen.indices, step, int(state.aux['position']), index)
         dealt = [groups[place] for place in order]
         own = [examples[group.index] for group in dealt]
@@ -89,15 +89,15 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
     return collect
 
 
-def deal(prompts: int, carried: int, shards: int) -> list[int]:
+def deal(prompts: int, in_flight: int, shards: int) -> list[int]:
     """Which group stands in each place of the engine: for every shard its part of the carried ones, then of the new.
 
-    Groups are numbered in the order of admission, so the first `carried` are those that may have tokens.
+    Groups are numbered in the order of admission, so the first `in_flight` are those that may have tokens.
     """
     order = []
     for shard in range(shards):
-        order += range(shard * carried // shards, (shard + 1) * carried // shards)
-        order += range(carried + shard * prompts // shards, carried + (shard + 1) * prompts // shards)
+        order += range(shard * in_flight // shards, (shard + 1) * in_flight // shards)
+        order += range(in_flight + shard * prompts // shards, in_flight + (shard + 1) * prompts // shards)
     return order
 
 

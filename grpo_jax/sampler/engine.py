@@ -85,15 +85,15 @@ class _Ongoing:
     step: Any  # int, or i32[]
     finished: Finished | None
     progress: Progress | None
-    # asked whenever all unfinished rows have paused; None: rows never go on after a pause
+    # asked whenever each row has ended or stands at its limit (`unfinished` is 0); None: no row goes on from there
     enough: Callable[[np.ndarray], bool] | None = None
     stats: Stats = dataclasses.field(default_factory=Stats)
     unfinished: int = 0  # rows, in a batch or not
     longest: int = 0  # tokens of the longest one
     reported: Any = False  # bool[B], rows that `finished` was called for
 
-    def pauses(self, programs):
-        """Whether all unfinished rows have paused, and shall go on."""
+    def must_wake(self, programs):
+        """Whether all unfinished rows have paused, and `enough` says that they shall go on."""
         if self.enough is None or self.unfinished:
             return False
         return not self.enough(programs.fetch_ended(self.state))
@@ -101,7 +101,7 @@ class _Ongoing:
     def report(self, programs, live, rows):
         """Calls `finished` for each row that has ended since the last call, and `progress`."""
         if self.finished:
-            numbers, tokens, count, ended, truncated = programs.ended_rows(self.state, pauses=self.enough is not None)
+            numbers, tokens, count, ended, truncated = programs.read_rows(self.state, pauses=self.enough is not None)
             for i in np.flatnonzero(ended & ~self.reported):
                 self.finished(int(numbers[i]), tokens[i, : count[i]], bool(truncated[i]))
             self.reported = self.reported | ended
@@ -223,7 +223,7 @@ class Engine:
         with self._turn():
             state = self.programs.resume_state(rollout, prompts, key, CUT)
             ongoing = _Ongoing(self.programs.weights(sent), state, step, finished, progress, enough)
-            ongoing.reported = self.programs.ended_rows(state, pauses=True)[3]
+            ongoing.reported = self.programs.read_rows(state, pauses=True)[3]
             rollout, stats = self._finish_rows(sent, ongoing, self.schedule.prompts)
             stats.tokens -= earlier
             return rollout, stats
@@ -281,7 +281,7 @@ class Engine:
             stats.slot_steps += steps * size.rows * self._shards
             length += steps
             ongoing.report(self.programs, live, size.rows)
-            if ongoing.pauses(self.programs):
+            if ongoing.must_wake(self.programs):
                 batch, ongoing.state, report = self.programs.wake(batch, ongoing.state, CUT, size)
                 live, _, ongoing.unfinished, ongoing.longest, stats.tokens = _fetch_ints(report)
             # the last few rows of all batches go on together; so do rows that are short of columns because they began

@@ -656,7 +656,7 @@ class SamplerPrograms:
         done, count = processes.fetch((rollout_state.done, rollout_state.count))
         return done | (count >= self.spec.shapes.tokens)
 
-    def ended_rows(self, rollout_state: state.RolloutState, pauses: bool = False) -> tuple[np.ndarray, ...]:
+    def read_rows(self, rollout_state: state.RolloutState, pauses: bool = False) -> tuple[np.ndarray, ...]:
         """(row numbers, tokens [R, C], count, ended, truncated) of the R rows that this process owns, as host arrays.
 
         count: a row's tokens so far. ended: whether it has met a stop or its limit, or with `pauses`, where rows go on

@@ -92,7 +92,7 @@ class FakePrograms:
         self.cache_bytes = max(self.cache_bytes, self.sizes.bytes(*size) + copied)
         return batch | {'rows': rows, 'live': live, 'size': smaller}
 
-    def ended_rows(self, state):
+    def read_rows(self, state):
         raise AssertionError('nobody listens')
 
     def finish(self, state):
