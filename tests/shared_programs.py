@@ -9,7 +9,8 @@ import jax
 
 from grpo_jax.sharding import compiled
 
-MADE = {}  # {key: (Executable, the objects whose ids are in the key)}
+MADE = {}  # {key: (Executable, the objects whose ids are in the key)}, the oldest first
+MOST = 24  # programs that are kept, since each takes memory
 # packages whose functions are traced, which a test may patch
 TRACED = ('grpo_jax.algorithms', 'grpo_jax.learner', 'grpo_jax.models', 'grpo_jax.sharding')
 make_executable = compiled.make_executable
@@ -26,9 +27,11 @@ def share(name, function, arguments, mesh, out_shardings, donate=None):
     kept = []
     settings = jax._src.config.trace_context(), jax.config.jax_compilation_cache_dir, jax.config.jax_disable_jit
     key = name, settings, world(), *(describe(x, kept) for x in (function, arguments, mesh, out_shardings, donate))
-    if key not in MADE:
-        MADE[key] = make_executable(name, function, arguments, mesh, out_shardings, donate), kept
-    return MADE[key][0]
+    made = MADE.pop(key, None) or (make_executable(name, function, arguments, mesh, out_shardings, donate), kept)
+    MADE[key] = made
+    while len(MADE) > MOST:
+        del MADE[next(iter(MADE))]
+    return made[0]
 
 
 def world():

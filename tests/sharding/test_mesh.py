@@ -19,6 +19,9 @@ from tests import tiny_run
 OPEN = {'data': 0, 'fsdp': 1, 'context': 1, 'tensor': 1}
 
 
+APART = {'sampler': 0, 'transport': 'files'}  # what a mesh's section says besides its axes
+
+
 @pytest.fixture
 def here(monkeypatch):
     """here(n): as if there were n devices, 8 at first."""
@@ -33,7 +36,7 @@ def here(monkeypatch):
 def opened(tmp_path, **changes):
     """{axis: size above 1} of the mesh with which a run of the tiny demo opens."""
     run = open_run(tiny_run.config(**changes), str(tmp_path / 'run'))
-    assert dict(run.mesh.shape) | {'sampler': 0} == run.settings.recorded['mesh']
+    assert dict(run.mesh.shape) | APART == run.settings.recorded['mesh']
     return {axis: size for axis, size in run.mesh.shape.items() if size > 1}
 
 
@@ -112,12 +115,12 @@ def begin(config, workdir):
 def test_a_resumed_run_keeps_its_mesh_while_it_has_as_many_devices(here, tmp_path, capsys):
     config = tiny_run.config(data__prompts_per_step=8)
     first = begin(tiny_run.config(data__prompts_per_step=8, mesh__fsdp=2), tmp_path)
-    assert first == {'data': 4, 'fsdp': 2, 'context': 1, 'tensor': 1, 'sampler': 0}
+    assert first == {'data': 4, 'fsdp': 2, 'context': 1, 'tensor': 1, **APART}
     assert begin(config, tmp_path) == first
     assert f'mesh: data 4 x fsdp 2 of 8 devices, as recorded in {tmp_path}' in capsys.readouterr().err
     assert not steering.changes(str(tmp_path), open_run(config, str(tmp_path)).settings.recorded)
     here(2)
-    assert begin(config, tmp_path) == {'data': 1, 'fsdp': 2, 'context': 1, 'tensor': 1, 'sampler': 0}
+    assert begin(config, tmp_path) == {'data': 1, 'fsdp': 2, 'context': 1, 'tensor': 1, **APART}
     here(8)
     assert begin(config, tmp_path)['fsdp'] == 8
     # a mesh that no longer divides is not kept

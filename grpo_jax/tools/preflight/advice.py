@@ -115,7 +115,7 @@ def train_flags(plan: plans.PlannedRun, given: Sequence[str], candidate: Candida
 
     given: the words of the command line. A key that the candidate changes is left out of them.
     """
-    overrides = {f'mesh.{axis}': size for axis, size in plan.config.mesh.items() if size > 1}
+    overrides = {f'mesh.{name}': size for name in (*AXES, 'sampler') if (size := plan.config.mesh.get(name, 0)) > 1}
     if candidate is None:
         candidate = Candidate(0.0, plan.topology, {}, False)
     candidate = candidate._replace(overrides=overrides | candidate.overrides, topology=plan.topology)
