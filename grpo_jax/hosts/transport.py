@@ -47,7 +47,7 @@ class Link:
         seconds while this process waits.
         """
         self.is_first, self.others = jax.process_index() == processes.members()[0], sorted(others)
-        self.weights = Devices() if folder is None else Files(folder, self)
+        self.weights = Devices(self) if folder is None else Files(folder, self)
         self._name, self._each_poll = f'grpo_jax/link/{next(_numbers)}', each_poll
         self._sent = self._deleted = self._received = 0
         self._thread = concurrent.futures.ThreadPoolExecutor(1, THREAD)
@@ -179,6 +179,9 @@ def _slices(place, outer):
 class Devices:
     """Sends trees of arrays from devices to devices, between meshes of equal sizes."""
 
+    def __init__(self, link: Link):
+        self._link = link
+
     def send(self, tree: Any, target: Any) -> None:
         """As Files.send; first the sender's devices cut the arrays as the receiver's do."""
 
@@ -187,7 +190,8 @@ class Devices:
 
         cut_tree = jax.tree.map(cut, tree, target)
         jax.block_until_ready(cut_tree)  # else the receiver's time limit runs while they are computed
-        jax.block_until_ready(jax.device_put(cut_tree, jax.tree.map(lambda x: x.sharding, target)))
+        jax.device_put(cut_tree, jax.tree.map(lambda x: x.sharding, target))
+        self._link.receive()  # until the receiver has read them, their memory must not be used again
 
     def receive(self, target: Any, source: Mesh) -> Any:
         """As Files.receive."""
@@ -197,7 +201,9 @@ class Devices:
             return jax.make_array_from_single_device_arrays(like.shape, sharding, [], dtype=like.dtype)
 
         sent = jax.tree.map(stand_in, target)
-        return jax.block_until_ready(jax.device_put(sent, jax.tree.map(lambda x: x.sharding, target)))
+        arrays = jax.block_until_ready(jax.device_put(sent, jax.tree.map(lambda x: x.sharding, target)))
+        self._link.send()
+        return arrays
 
 
 def _cutting_spec(sharding):
