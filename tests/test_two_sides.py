@@ -70,6 +70,6 @@ def test_a_signal_to_either_side_ends_both_saved(long, alone, tmp_path, asked):
     run.send(asked, signal.SIGTERM, rows=1)
     for status, errors in run.ends():
         assert status == 42 and 'the same command goes on' in errors, errors
-    assert 0 < len(tiny_run.rows(tmp_path)) < STEPS
+    assert 0 < len(tiny_run.rows(tmp_path)) <= STEPS  # it may come in the last step
     Run(tmp_path, 2, *SIDES).succeeds()
     assert_equal(tmp_path, alone)

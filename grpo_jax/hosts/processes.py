@@ -193,9 +193,10 @@ def _start(coordinator, processes, process):
     if not coordinator.rpartition(':')[2].isdigit():
         raise BadInput('--coordinator', coordinator, 'is not HOST:PORT; give that of process 0')
     _initialize(coordinator, processes, process)
-    if processes > 1 and jax.default_backend() == 'cpu':
+    if jax.default_backend() == 'cpu':
         # Only the first process would load programs from the cache. A loaded program of XLA's older emitters waits for
-        # ever for the other processes, which have compiled the same program.
+        # ever for the other processes, which have compiled the same program; and sums of one process's devices, which
+        # go through the same library, are wrong now and then in a loaded program.
         jax.config.update('jax_enable_compilation_cache', False)
     return True
 
