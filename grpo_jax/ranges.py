@@ -158,7 +158,7 @@ def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
 
 
 def marks_of(declared: Callable, name: str = '', outer: tuple[ReadWith, ...] = ()) -> dict[str, tuple[ReadWith, ...]]:
-    """{dotted key: its ReadWiths, and those of the sections around it}; each path begins with its section.
+    """{dotted key: the ReadWiths of the key and of the sections around it}; each path begins with its section.
 
     declared: an options type; name: its section; outer: the section's own. A section's ReadWith does not mark the key
     that it looks at.

@@ -234,7 +234,7 @@ def test_healthy_runs_have_what_monitors_read():
     rows, _ = healthy(0)
     read = {name for monitor in diagnose.MONITORS.values() for name in monitor.reads}
     absent = {name for name in read if name not in rows[0] and not name.startswith(('evaluation/', 'reward/'))}
-    # a penalty, a curriculum, resampling, a service and rows that go on, none of which the demo has
+    # the demo has no penalty, curriculum, resampling or service, and no rows that go on
     services = {'reward_missing', 'reward_refused'}
     assert (
         absent

@@ -1,4 +1,4 @@
-"""A sampler of other processes: real processes on loopback, whose run is that of one process bit for bit."""
+"""A sampler of other processes: real processes on loopback make the run of one process, bit for bit."""
 
 import signal
 import time

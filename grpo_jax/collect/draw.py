@@ -246,7 +246,7 @@ def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, floa
 
 
 def draw_shapes(options: CollectOptions, shapes: batches.Shapes, prompts_per_step: int) -> batches.Shapes:
-    """The Shapes of a rollout: those of a step, with the groups under way; or with 'uncertainty' one unit a prompt."""
+    """The Shapes of a rollout: a step's groups and the groups under way; with 'uncertainty' one unit a prompt."""
     if options.allocation == 'uncertainty':
         return shapes._replace(prompts=prompts_per_step)
     return shapes._replace(prompts=shapes.prompts + options.in_flight)

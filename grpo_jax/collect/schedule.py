@@ -8,7 +8,7 @@ Inside, the number of a draw stands for the step, so that draws have their own n
 token, Rollout.version, is the draw's number less k, and at least 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import concurrent.futures
 import dataclasses
 import functools
@@ -19,16 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax import rewards
-from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, Progress, rows_of, stack
+from grpo_jax.collect.draw import ChosenPrompts, Collect, Draw, Drawer, rows_of, stack
 from grpo_jax.collect.pending import Pending, PendingGroup, blank_rewards, pack_groups, unpack_groups
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora
 from grpo_jax.sampler.engine import Stats
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.sides import Sides
-from grpo_jax.types import TrainState
-
-Collect = Callable[[TrainState, Progress], tuple[Draw, TrainState]]
 
 
 def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides | None = None) -> Collect:

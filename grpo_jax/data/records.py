@@ -34,13 +34,15 @@ class Unanswered(BadInput):
 def check_made(split: str) -> None:
     """Raises MissingSplit for a split of a data set that is made by a program, which has train and test alone."""
     if split not in ('train', 'test'):
-        raise MissingSplit(
-            'data.train_split, data.test_split', split, 'is no split of data that are made; use train and test'
-        )
+        remedy = 'is no split of data that are made; use train and test'
+        raise MissingSplit('data.train_split, data.test_split', split, remedy)
 
 
 def convert_rows(convert: Callable, rows: Iterable[tuple[str, Any]]) -> list:
-    """[convert(row, index, where)] of the (where, row) in `rows`; a BadInput that it raises is an item too."""
+    """A list of convert(row, index, where) for each (where, row) of `rows`.
+
+    A BadInput that convert raises, or that stands in the place of the row, becomes the item.
+    """
     converted = []
     for index, (where, row) in enumerate(rows):
         if not isinstance(row, BadInput):
@@ -59,7 +61,7 @@ def split_malformed(rows: Iterable) -> tuple[list, list[BadInput]]:
 
 
 def drop_malformed(rows: Iterable, strict: bool, split: str) -> list:
-    """The sound rows of a split, with a warning for others; BadInput if strict, or if they exceed MOST_MALFORMED."""
+    """The sound rows of a split; warns of malformed ones, and raises BadInput if strict or if MOST_MALFORMED are."""
     sound, malformed = split_malformed(rows)
     count = len(sound) + len(malformed)
     if malformed and strict:
@@ -125,7 +127,10 @@ def text_field(row: Mapping, field: str, where: str) -> str:
 
 
 def read_answer(row: Mapping, field: str, where: str) -> str:
-    """As text_field, for a gold answer: a list of one value is this value; several and structs raise BadInput."""
+    """As text_field, for a gold answer: a list of one value counts as this value.
+
+    Raises BadInput for several values, and for a struct, with a path to what is inside.
+    """
     value = get_field(row, field)
     if isinstance(value, list) and len(value) == 1:
         return text_field({field: value[0]}, field, where)
@@ -149,7 +154,10 @@ def number_text(value: int | float | decimal.Decimal) -> str:
 
 
 def read_prompt(row: Mapping, field: str, where: str) -> tuple[str, tuple[dict[str, Any], ...]]:
-    """(prompt, messages) of an Example, from a text or a chat, whose last words of the user count; else BadInput."""
+    """(prompt, messages) of an Example, from a field with a text or a chat; raises BadInput for anything else.
+
+    The prompt is the text, or the user's last message in the chat.
+    """
     if not isinstance(get_chat(row, field), list):
         return text_field(row, field, where), ()
     return chat_prompt(read_messages(row, field, where), field, where)

@@ -3,8 +3,8 @@
 Each process runs the whole loop. Device programs span the devices of all processes. Each process makes every decision
 on the host by itself, from numbers that all processes have. A single process does not communicate.
 
-Within `group`, "all processes" are those of the group, like the learner's side of a job whose sampler has other
-processes. Failures end all processes of the job.
+Within `group`, "all processes" means the processes of the group, for example the learner's side where the sampler has
+other processes. A failure ends all processes of the job.
 """
 
 from collections import defaultdict
@@ -44,7 +44,7 @@ POLL_SECONDS = 2  # how often a process checks whether another one has failed
 NOTICE_SECONDS = 4  # how long a process may take to notice a failure in `exchange`, where its message names the place
 FAILED = 'grpo_jax/failed/'  # prefix of the keys under which processes report why they end
 LEFT = 'grpo_jax/left/'  # prefix of the keys that say which processes have ended
-STOP = 'grpo_jax/stop/'  # prefix of the keys under which processes of a group ask those of others to stop
+STOP = 'grpo_jax/stop/'  # prefix of the keys by which a process asks other groups to stop
 
 # options of jax for transfers between CPUs of several processes; jax reads no environment variables of their names
 TRANSFERS = ('jax_cross_host_transfer_socket_address', 'jax_cross_host_transport_addresses')

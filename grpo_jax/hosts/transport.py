@@ -41,7 +41,7 @@ class Link:
     """
 
     def __init__(self, others: Iterable[int], folder: str | None, each_poll: Callable[[], Any] = lambda: None):
-        """others: numbers of the other group's processes; this group is that of processes.members.
+        """others: numbers of the other group's processes; this process is in the group processes.members().
 
         folder: for weights that cross as Files; None: they cross from Devices to devices. each_poll: called every few
         seconds while this process waits.

@@ -244,7 +244,7 @@ class RewardFunctions(NamedTuple):
 
     @property
     def read_options(self) -> set[str]:
-        """Names of the rewards and the shaping whose options a run reads; metrics always read those of reflection."""
+        """Names of the rewards and shaping whose options a run reads; metrics always read the options of reflection."""
         return {*self.every_part, custom.name_of(self.options.step_rewards), self.options.length_shaping, 'reflection'}
 
     @property

@@ -499,7 +499,7 @@ def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunc
 
 
 def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.Dataset:
-    """The Dataset of the split train or test; where there is no test, that of train (`train`), with a warning."""
+    """The Dataset of the split train or test; without a test split it is `train`, and a warning says so."""
     options = run.settings.data
     # where the rewards were refused, nobody knows which rows need an answer
     needs_answer = (lambda example: False) if run.rewards is UNMADE else run.rewards.needs_answer

@@ -524,7 +524,7 @@ class SamplerPrograms:
 
     @property
     def executables(self) -> list[compiled.Executable]:
-        """The Executables of all programs that a rollout can reach, but for those of other processes alone."""
+        """The Executables that a rollout can reach and that run on devices of this process."""
         return [made for key, made in self._executables.items() if is_here(self._spec_of(key).mesh)]
 
     @property

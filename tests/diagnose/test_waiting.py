@@ -18,7 +18,7 @@ from grpo_jax.tools.report.content import make_header
 from grpo_jax.tools.report.read import read_variants
 from tests import doc_examples, tiny_run
 
-# a second of a step is waited for, of three; decode steps 512, of which 256 are left where rows go on
+# a step of three seconds waits one for rewards; it has 512 decode steps, and 256 where rows go on
 BUSY = {
     'sample': 1.0, 'reward': 1.25, 'observe': 0.25, 'update': 0.5, 'reward/wait_seconds': 1.0,
     'sampler/steps': 512, 'sampler/steps_carried': 256.0, 'sampler/decode_batches': 1,
