@@ -3,6 +3,7 @@
     python -m benchmarks.faults            # kills over eight presets, damage, full disks, locks, signals
     python -m benchmarks.faults --short    # one of most kinds
     python -m benchmarks.faults --kills=20 --of=carried,ahead    # kills alone, so many of each of these runs
+    python -m benchmarks.faults --kills=200 --of=both --steps=600    # of runs that are so long
 
 A case fails when the run hangs, prints a traceback, ends otherwise than it should, or goes on to other bits than a run
 that nothing has happened to. Exit status 1 if one fails.
@@ -57,6 +58,7 @@ SMALL = (
 )
 MOST_SECONDS = 240  # after which a process hangs
 SAME = ('metrics.jsonl', 'evaluations.jsonl')
+KILLED_FORMS = {'moment': '.1f', 'mib': '.0f', 'files': 'd', 'orphans': 'd', 'kib': '.0f'}
 
 
 class Outcome(NamedTuple):
@@ -87,7 +89,7 @@ class Bench:
 
     def __init__(self, folder: str, seed: int):
         self.folder, self.random = folder, random.Random(seed)
-        self._straight: dict[str, tuple[str, float]] = {}
+        self._straight: dict[tuple[str, ...], tuple[str, float]] = {}
         self._count = 0
 
     def new(self, name: str) -> str:
@@ -113,16 +115,17 @@ class Bench:
         """Trains to the end."""
         return end(self.start(workdir, name, *more))
 
-    def straight(self, name: str = 'grpo') -> tuple[str, float]:
+    def straight(self, name: str = 'grpo', *more: str) -> tuple[str, float]:
         """(workdir, seconds) of a run that nothing has happened to."""
-        if name not in self._straight:
-            self.run(self.new('compile'), name)  # what follows reads the programs from the cache
+        if (name, *more) not in self._straight:
+            if not more:
+                self.run(self.new('compile'), name)  # what follows reads the programs from the cache
             workdir = self.new('straight')
-            ended = self.run(workdir, name)
+            ended = self.run(workdir, name, *more)
             if ended.status:
                 raise RuntimeError(f'{name} does not train: {ended.errors[-2000:]}')
-            self._straight[name] = workdir, ended.seconds
-        return self._straight[name]
+            self._straight[name, *more] = workdir, ended.seconds
+        return self._straight[name, *more]
 
     def begun(self, steps: int = 8) -> str:
         """A copy of a run that has taken so many steps, with its checkpoints."""
@@ -130,9 +133,9 @@ class Bench:
         shutil.copytree(self.straight()[0], workdir)
         return workdir
 
-    def judge(self, case: str, workdir: str, ended: Ended, name: str = 'grpo') -> Outcome:
+    def judge(self, case: str, workdir: str, ended: Ended, name: str = 'grpo', *more: str) -> Outcome:
         """The Outcome of a run that should have ended as if nothing had happened."""
-        straight = self.straight(name)[0]
+        straight = self.straight(name, *more)[0]
         differs = [file for file in SAME if _content(straight, file) != _content(workdir, file)]
         if _arrays(straight) != _arrays(workdir):
             differs.append('checkpoint')
@@ -182,22 +185,55 @@ def _arrays(workdir):
     return checkpoint.recorded_digests(checkpoint.path_of(workdir, steps[0])) if steps else None
 
 
-def kills(bench: Bench, names: list[str], count: int) -> Iterator[Outcome]:
-    """kill -9 at random moments of runs that go on after it."""
+class Killed(NamedTuple):
+    """What a kill -9 has met, and what it has left."""
+
+    moment: float  # seconds after the start
+    mib: float  # of the process
+    files: int  # that it had open
+    orphans: int  # its processes that live a second later
+    kib: float  # in the workdir
+
+
+def kill(process: subprocess.Popen, moment: float, workdir: str) -> Killed | Ended:
+    """Kills a process after so many seconds, unless it has ended before."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        _, errors = process.communicate(timeout=moment)
+        return Ended(process.returncode, errors, moment)
+    place = pathlib.Path('/proc', str(process.pid))
+    status = dict(line.split(':', 1) for line in (place / 'status').read_text(encoding='ascii').splitlines())
+    files = len(list((place / 'fd').iterdir()))
+    children = ' '.join(path.read_text(encoding='ascii') for path in place.glob('task/*/children')).split()
+    process.kill()
+    process.communicate()
+    time.sleep(1)
+    orphans = sum(os.path.exists(f'/proc/{child}') for child in children)
+    sizes = [path.stat().st_size for path in pathlib.Path(workdir).rglob('*') if path.is_file()]
+    return Killed(moment, int(status['VmRSS'].split()[0]) / 1024, files, orphans, sum(sizes) / 1024)
+
+
+def kills(bench: Bench, names: list[str], count: int, *more: str) -> Iterator[Outcome]:
+    """kill -9 at random moments of runs that go on after it, until `count` of them have met a process at work.
+
+    A run that has come to its end is judged, and the next kills meet a new one.
+    """
     for name in names:
         _, seconds = bench.straight(name)
-        workdir, moments, sizes = bench.new(f'kills_{name}'), [], []
-        for _ in range(count):
-            process, moment = bench.start(workdir, name), bench.random.uniform(0.3, 1.0) * seconds
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=moment)
-            process.kill()
-            process.communicate()
-            moments.append(f'{moment:.1f}')
-            sizes.append(sum(path.stat().st_size for path in pathlib.Path(workdir).rglob('*') if path.is_file()))
-        outcome = bench.judge(f'{name}: kill -9 after {", ".join(moments)} s', workdir, bench.run(workdir, name), name)
-        kib = ', '.join(f'{size / 1024:.0f}' for size in sizes)
-        yield outcome._replace(text=f'{outcome.text}; KiB in the workdir after each kill: {kib}')
+        met, workdir, own = 0, bench.new(f'kills_{name}'), []
+        while met < count or own:
+            process = bench.start(workdir, name, *more)
+            moment = bench.random.uniform(0.3, 1.0) * seconds if met < count else MOST_SECONDS
+            ended = kill(process, moment, workdir)
+            if isinstance(ended, Killed):
+                met, own = met + 1, [*own, ended]
+                continue
+            outcome = bench.judge(f'{name}: {len(own)} x kill -9', workdir, ended, name, *more)
+            columns = {
+                key: ', '.join(f'{getattr(each, key):{form}}' for each in own) for key, form in KILLED_FORMS.items()
+            }
+            facts = '; '.join(f'{key} {values}' for key, values in columns.items())
+            yield outcome._replace(text=f'{outcome.text}; {facts}')
+            workdir, own = bench.new(f'kills_{name}'), []
 
 
 def _largest(folder):
@@ -388,16 +424,19 @@ def cases(bench: Bench, short: bool) -> Iterator[Outcome]:
         yield from nonsense(bench)
 
 
-def run(short: bool, seed: int, count: int = 0, of: Sequence[str] = ()) -> list[Outcome]:
-    """Prints the table, and gives its rows; count: of kills of the runs `of` alone, in place of all cases."""
+def run(short: bool, seed: int, count: int = 0, of: Sequence[str] = (), steps: int = 0) -> list[Outcome]:
+    """Prints the table, and gives its rows.
+
+    count: of kills of the runs `of` alone, in place of all cases; steps: of these runs, 0: 8.
+    """
     print(environment.describe(), flush=True)
-    outcomes = []
+    outcomes, more = [], [f'--config.steps={steps}'] if steps else []
     with tempfile.TemporaryDirectory(prefix='faults') as folder:
         bench = Bench(folder, seed)
-        for outcome in kills(bench, [*of] or list(RUNS), count) if count else cases(bench, short):
+        for outcome in kills(bench, [*of] or list(RUNS), count, *more) if count else cases(bench, short):
             outcomes.append(outcome)
             mark = ' ' if outcome.good else 'X'
-            print(f'{mark} {outcome.case:58s} {outcome.seconds:6.1f} s  {outcome.text[:300]}', flush=True)
+            print(f'{mark} {outcome.case:58s} {outcome.seconds:6.1f} s  {outcome.text}', flush=True)
     bad = sum(not outcome.good for outcome in outcomes)
     print(f'{len(outcomes)} cases, {bad} not as they should be')
     return outcomes
@@ -407,14 +446,15 @@ def main(_) -> None:
     """The command."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores, and so do its children
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this one under nohup
-    sys.exit(
-        any(not outcome.good for outcome in run(flags.FLAGS.short, flags.FLAGS.seed, flags.FLAGS.kills, flags.FLAGS.of))
-    )
+    values = flags.FLAGS
+    outcomes = run(values.short, values.seed, values.kills, values.of, values.steps)
+    sys.exit(any(not outcome.good for outcome in outcomes))
 
 
 if __name__ == '__main__':
     flags.DEFINE_bool('short', False, 'One case of most kinds.')
     flags.DEFINE_integer('seed', 0, 'Of the moments and bits.')
     flags.DEFINE_integer('kills', 0, 'Kills of each run, and nothing else.')
+    flags.DEFINE_integer('steps', 0, 'Of the runs that --kills kills; 0: 8.')
     flags.DEFINE_list('of', [], 'Names of RUNS that are killed; empty: all.')
     app.run(main)

@@ -3,11 +3,12 @@
 python -m benchmarks.staleness [--config=arithmetic] [--steps=20] [--seeds=0] [--staleness=0,1,2,4] [--in_flight=0,8]
     [--corrections=truncated,icepop,masked_product,sampler] [--cut=8]
 
-A row for each: the verified reward in the last three steps and its mean over all steps (the area under the curve), the
-mean age of tokens, what the correction did, and seconds of a step, which are this machine's. `sampler` is a ratio
-against the sampler (algorithm.ratio_base) and no correction. Where nothing is old, corrections are not told apart. Runs
-of a seed share one cold start. A step may end after each --cut tokens, since completions of the demo are shorter than
-the 64 of real runs. Cells are means over the seeds, +- the standard error where there are several.
+A row for each: the verified reward around steps 5, 10 and 15 (the mean of the three steps before), its mean over all
+steps (the area under the curve), by how much that is above the first row's, seed by seed, the mean age of tokens, what
+the correction did, and seconds of a step, which are this machine's. `sampler` is a ratio against the sampler
+(algorithm.ratio_base) and no correction. Where nothing is old, corrections are not told apart. Runs of a seed share one
+cold start. A step may end after each --cut tokens, since completions of the demo are shorter than the 64 of real runs.
+Cells are means over the seeds; where there are several, +- half of the 95 % interval (Student's t).
 """
 
 import argparse
@@ -20,6 +21,7 @@ import sys
 import tempfile
 
 import numpy as np
+from scipy import stats
 
 from benchmarks import environment
 from grpo_jax import supervised, train
@@ -28,7 +30,9 @@ from grpo_jax.run.rows import read_rows
 from grpo_jax.sampler import engine
 
 STAGES = 'sample', 'reward', 'observe', 'update'
-COLUMNS = 'reward at the end', 'mean reward', 'age', 'weight', 'at bound', 'stale_ess', 'seconds'
+POINTS = 5, 10, 15  # steps
+COLUMNS = *(f'reward at {step}' for step in POINTS), 'mean reward', 'age', 'weight', 'at bound', 'stale_ess', 'seconds'
+MEAN = COLUMNS.index('mean reward')
 
 
 def make_config(options, seed, staleness=0, in_flight=0, correction='none'):
@@ -69,15 +73,17 @@ def measure(config, cold_start, workdir):
         values = [row[name] for row in rows if row.get(name) is not None]
         means.append(statistics.mean(values) if values else np.nan)
     seconds = statistics.median(sum(row[stage] for stage in STAGES) for row in timings)
-    return [statistics.mean(right[-3:]), statistics.mean(right), *means, seconds]
+    points = [statistics.mean(right[step - 3 : step]) if len(right) >= step else np.nan for step in POINTS]
+    return [*points, statistics.mean(right), *means, seconds]
 
 
 def format_cell(values):
-    """A column's mean over the seeds, and its standard error."""
+    """A column's mean over the seeds, and half of its 95 % interval."""
     if np.isnan(values).all():
         return ''
-    spread = f' +- {np.std(values, ddof=1) / len(values) ** 0.5:.3f}' if len(values) > 1 else ''
-    return f'{np.mean(values):.3f}{spread}'
+    count = len(values)
+    spread = stats.t.ppf(0.975, count - 1) * np.std(values, ddof=1) / count**0.5 if count > 1 else None
+    return f'{np.mean(values):.3f}' + (f' +- {spread:.3f}' if spread is not None else '')
 
 
 def list_variants(options):
@@ -104,7 +110,9 @@ def main():
     options = parser.parse_args()
     engine.CUT = options.cut
     print(environment.describe())
-    print('| ' + ' | '.join(('staleness', 'in_flight', 'correction', *COLUMNS)) + ' |\n|' + '---|' * (3 + len(COLUMNS)))
+    heads = 'staleness', 'in_flight', 'correction', *COLUMNS, 'above the first'
+    print('| ' + ' | '.join(heads) + ' |\n|' + '---|' * len(heads))
+    first = None
     with tempfile.TemporaryDirectory() as folder:
         for number, variant in enumerate(list_variants(options)):
             figures = []
@@ -113,7 +121,9 @@ def main():
                 with contextlib.redirect_stdout(sys.stderr):  # what runs print, which the table must not be among
                     cold_start = begin(options, seed, folder)
                     figures.append(measure(make_config(options, seed, *variant), cold_start, workdir))
-            cells = [*map(str, variant), *map(format_cell, np.array(figures).T)]
+            columns = np.array(figures).T
+            first = columns[MEAN] if first is None else first
+            cells = [*map(str, variant), *map(format_cell, [*columns, columns[MEAN] - first])]
             print('| ' + ' | '.join(cells) + ' |', flush=True)
 
 
