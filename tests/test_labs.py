@@ -33,7 +33,6 @@ COIN = {'steps': 4, 'reward.parts': (('coin', 1.0),), 'reward.verifier': ''}
 SHORT = {
     'flaky_reward': {'steps': 6},
     'correction_at_bound': COIN | {'steps': 5},
-    'clip_saturation': COIN,
     'inert_settings': COIN,
     'loss_is_zero': COIN,
     'sampler_mismatch': {'steps': 4, 'diagnose.sampler_gap': 1e-5},

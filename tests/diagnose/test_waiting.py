@@ -119,7 +119,7 @@ def test_a_run_says_it_once_after_ten_steps_and_keeps_it_out_of_its_metrics(tmp_
         await asyncio.sleep(0.3)
         return 0.0
 
-    config = tiny_run.config(steps=MEASURED + 2, checkpoint__every=100, evaluation__prompts=2, evaluation__samples=1)
+    config = tiny_run.config(steps=MEASURED + 2, checkpoint__every=100)
     config.reward.parts = (*config.reward.parts, ('slow', 0.0))
     train.run(config, str(tmp_path), functions={'slow': slow})
     lines = capsys.readouterr().err.splitlines()
