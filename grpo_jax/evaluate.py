@@ -47,7 +47,7 @@ from grpo_jax.run.open import (
 from grpo_jax.run.rows import json_float
 from grpo_jax.run.settings import Evaluation
 from grpo_jax.sampler import programs
-from grpo_jax.sampler.engine import Engine
+from grpo_jax.sampler.engine import Sampler
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sharding import batches
 from grpo_jax.sharding import mesh as meshes
@@ -68,7 +68,7 @@ class Evaluator(NamedTuple):
     split: str
     dataset: data.Dataset
     shapes: batches.Shapes  # of a batch: `samples` sampled completions a prompt, then one greedy completion
-    engine: Engine
+    engine: Sampler
     samples: int
     seed: int
     key: Any  # the sampler's random key

@@ -23,7 +23,7 @@ from grpo_jax.collect.options import CollectOptions
 from grpo_jax.example import Example
 from grpo_jax.hosts import processes
 from grpo_jax.learner.programs import fetch_reference
-from grpo_jax.sampler.engine import Engine, Stats
+from grpo_jax.sampler.engine import Sampler, Stats
 from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.sides import move_rows
@@ -80,7 +80,7 @@ class Drawer:
     options: CollectOptions
     dataset: data.Dataset
     completions: list[list[list[int]]] | None  # token ids of the data's own completions; None: they are sampled
-    engine: Engine | None  # None: completions are read from the data
+    engine: Sampler | None  # None: completions are read from the data
     shapes: batches.Shapes  # of a step
     prompts: int  # distinct prompts of a draw: P, or fewer where a prompt's group is made of several blocks
     seed: int

@@ -31,7 +31,7 @@ from grpo_jax.models.hf import families
 from grpo_jax.models.lora import OFF
 from grpo_jax.run import checkpoint, digest
 from grpo_jax.sampler import Sampling
-from grpo_jax.sampler.engine import Engine
+from grpo_jax.sampler.engine import Sampler
 from grpo_jax.sharding import batches, specs
 from grpo_jax.sharding.compiled import Executable
 from grpo_jax.sharding.mesh import ROW_AXES
@@ -54,7 +54,7 @@ class Logprobs(NamedTuple):
     records: dict[str, Any]  # what is written into the workdir: JSON by file name
 
 
-def make_logprobs(run: Any, learner: Learner, engine: Engine | None) -> Logprobs:
+def make_logprobs(run: Any, learner: Learner, engine: Sampler | None) -> Logprobs:
     """The Logprobs of a Run; raises BadInput if the teacher has other weights than those that the run began with."""
     settings, algorithm = run.settings, run.algorithm
     scorers: list[Callable[..., Fields]] = [learner.logprobs]
@@ -78,7 +78,7 @@ def make_logprobs(run: Any, learner: Learner, engine: Engine | None) -> Logprobs
 
 
 def make_decode_scorer(
-    engine: Engine, key: Any, group_size: int, mesh: jax.sharding.Mesh, with_reference: bool
+    engine: Sampler, key: Any, group_size: int, mesh: jax.sharding.Mesh, with_reference: bool
 ) -> Callable[[TrainState, Rollout, Any], Fields]:
     """Makes score(state, rollout, packed) -> {old_logprobs, ref_logprobs}, for learner.old_logprobs='decode'.
 

@@ -25,7 +25,7 @@ from grpo_jax.example import Example
 from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
 from grpo_jax.sampler import stops
-from grpo_jax.sampler.engine import Engine, make_sampler
+from grpo_jax.sampler.engine import Sampler, make_sampler
 from grpo_jax.sharding import batches
 from grpo_jax.types import Rollout, TrainState
 
@@ -36,9 +36,9 @@ class Collector(NamedTuple):
     """Collects what each step learns from."""
 
     collect: Collect  # rewards may still be computed
-    engine: Engine | None  # the sampler; None: completions are read from the data
+    engine: Sampler | None  # the sampler; None: completions are read from the data
     examples: Sequence[Example]  # all whose prompts may be drawn
-    programs: dict[str, Engine]  # by name
+    programs: dict[str, Any]  # by name
     aux: dict[str, Any]  # what it keeps in TrainState.aux, as ShapeDtypeStructs by key; all begin as zeros
 
 

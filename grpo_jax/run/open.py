@@ -37,7 +37,7 @@ from grpo_jax.run.settings import Settings, recorded_form
 from grpo_jax.run.steering import Steering
 from grpo_jax.run.writer import FILES
 from grpo_jax.sampler import stops
-from grpo_jax.sampler.engine import Engine, make_sampler
+from grpo_jax.sampler.engine import Sampler, make_sampler
 from grpo_jax.sharding import compiled, specs
 from grpo_jax.sharding import mesh as meshes
 from grpo_jax.sharding.batches import Shapes
@@ -542,7 +542,7 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
     )  # fmt: skip
 
 
-def make_run_sampler(run: Run, shapes: Shapes, greedy: int = 0, carried: int = 0) -> Engine:
+def make_run_sampler(run: Run, shapes: Shapes, greedy: int = 0, carried: int = 0) -> Sampler:
     """The sampler of a Run for these shapes, see make_sampler; the last `greedy` completions of a prompt are greedy."""
     sampling, vocab_size = run.settings.sampling._replace(greedy=greedy), run.model.config.vocab_size
     automata = stops.abstract_automata(sampling, vocab_size)  # only shapes, which do not depend on the tokenizer

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import importlib
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +107,33 @@ class _Ongoing:
             self.reported = self.reported | ended
         if self.progress:
             self.progress(self.stats.tokens, live, rows)
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """What samples a run's rollouts: an Engine, or a serve.RemoteEngine where other processes do; see Engine."""
+
+    mesh: Any
+    schedule: Schedule
+    programs: SamplerPrograms
+
+    def compile(self) -> 'Sampler': ...
+
+    def send(self, params: Any) -> Sent: ...
+
+    def put(self, tree: Any) -> Any: ...
+
+    def __call__(self, params: Any, prompts: Prompts, key: Any, step: Any, *, given: Any = None) -> Rollout: ...
+
+    def sample(
+        self, params: Any, prompts: Prompts, key: Any, step: Any, *, given: Any = None, limit: Any = None,
+        finished: Finished | None = None, progress: Progress | None = None,
+    ) -> tuple[Rollout, Stats]: ...  # fmt: skip
+
+    def go_on(
+        self, params: Any, rollout: Rollout, prompts: Prompts, key: Any, step: Any, enough: Enough, *,
+        finished: Finished | None = None, progress: Progress | None = None,
+    ) -> tuple[Rollout, Stats]: ...  # fmt: skip
 
 
 class Engine:
@@ -318,13 +345,13 @@ def make_sampler(
     block: int | None = None,
     segment: int | None = None,
     carried: int = 0,
-) -> Engine:
-    """Makes an Engine, (params, Prompts, key, step) -> Rollout; a program is compiled when it is first needed.
+) -> Sampler:
+    """Makes a Sampler, (params, Prompts, key, step) -> Rollout; a program is compiled when it is first needed.
 
-    mesh: of policy and sampler, or the Sides where they have one each. automata: what stops.make_automata returns, or
+    It is an Engine; where the sampler's devices belong to other processes, a serve.RemoteEngine. mesh: of policy and
+    sampler, or the Sides where they have one each. automata: what stops.make_automata returns, or
     stops.abstract_automata where nothing runs. block and segment replace the numbers of the platform. carried: how many
-    of the prompts may have rows with tokens of earlier steps; with some, the Engine is for `go_on` alone. Where the
-    sampler's devices belong to other processes, it is a serve.RemoteEngine, which has the same interface. Raises
+    of the prompts may have rows with tokens of earlier steps; with some, the Sampler is for `go_on` alone. Raises
     BadInput when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when
     rollout.kernels is 'on' and kernels cannot decode.
     """

@@ -23,7 +23,7 @@ from grpo_jax.types import Rollout
 
 
 class RemoteEngine:
-    """The interface of an Engine whose rollouts other processes sample; arrays that cross are host arrays."""
+    """The Sampler whose rollouts other processes sample; arrays that cross are host arrays."""
 
     def __init__(self, engine: Engine, shapes: Any, automata: Mapping[str, Any], *options: Any):
         """engine: of this process, which sends the policy. shapes, automata, options: that make_sampler has got."""
