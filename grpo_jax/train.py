@@ -10,13 +10,15 @@ Examples:
 # Where the parts of a step are:
 #   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk)
 #   without waiting  collect/carry.py (make_carry), collect/schedule.py (sample_ahead), collect/pending.py (Pending)
-#   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device
+#   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device;
+#                    its noise: sampler/generate.py (row_keys); on devices of its own: sharding/sides.py (Sides)
 #   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
 #                    rewards/custom.py (check_results) of your own
 #   the advantage    learner/experience.py (make_experience), algorithms/advantage_inputs.py (compute_advantages),
-#                    algorithms/advantages.py (group_norm)
-#   the loss         learner/update.py (make_gradient), algorithms/losses.py (token_losses),
+#                    algorithms/advantages.py (group_norm); of dead groups collect/select.py (find_dead)
+#   the loss         learner/update.py (make_gradient), algorithms/losses.py (prepare: its weights; token_losses),
 #                    algorithms/surrogates.py (clip), algorithms/weights.py (sequence_mean)
+#   its agreement    with the sampler: algorithms/losses.py (metrics: sampler_gap_*), run/observers.py
 #   the optimizer    learner/descent.py (descend)
 #   a checkpoint     types.py (TrainState) lists what is in it, run/loop.py (finish) says when,
 #                    run/checkpoint.py (save, restore), run/open.py (open_state) resumes from it
@@ -62,8 +64,8 @@ from grpo_jax.text import escape
 from grpo_jax.types import Experience, Rollout, TrainState
 
 
-@owns_workdir
-@serves_sampler
+@owns_workdir  # holds its lock until the end
+@serves_sampler  # where mesh.sampler names devices of other processes, these do not run it: they sample for the others
 def run(
     config, workdir, algorithm=None, functions=None, profile=None, steering=None, on_step=None, examples=None
 ) -> TrainState:
@@ -79,44 +81,45 @@ def run(
     """
     # Model, tokenizer, rewards, mesh; data to learn from and to be evaluated on. All that is wrong is refused at once.
     run, splits = open_training(config, workdir, algorithm, functions, steering, examples=examples)
-    settings, algorithm = run.settings, run.algorithm  # typed values; algorithm: or the config's
+    settings, algorithm = run.settings, run.algorithm  # typed values; the argument, or the config's
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
-    # What TrainState.aux keeps beside the learner's own: the place in the data, means of earlier rewards, ...
+    # What TrainState.aux keeps beside the learner's own, as shapes: the place in the data, means of earlier rewards of
+    # each example, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
     learner = make_run_learner(run, aux)  # packs rows, computes the policy's and the reference's logprobs, updates
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # all of them: a teacher's and the sampler's too
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # the learner's, and a teacher's
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
-    observers = make_observers(run, learner)  # before an update: the probe, the KL to a reference that no loss reads
+    observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
     evaluator = evaluate.make_evaluator(run, splits.test, 'test', settings.evaluation.samples)
 
     # The compiled programs on whose results the run depends: alike on all hosts, and on record.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
-    # Only with steering.branch: run.workdir is that folder, and is made here from the run in workdir.
+    # Only with steering.branch, which names run.workdir: makes that folder from the run in workdir.
     branch.make_branch(run, workdir, learner)
 
     with (
         run.rewards,  # the threads and processes that judge
         BackgroundCompiler() as compiler,  # compiles while weights are read
-        Shell(run.workdir, settings.checkpoint.keep, settings.checkpoint.best) as shell,  # closed whatever ends the run
+        Shell(run.workdir, settings.checkpoint.keep, settings.checkpoint.best) as shell,  # its checkpoints and files
     ):
         # All hosts have the same step, config, data and programs, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.recorded)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
-        if shell.newest is not None or not settings.supervised.updates:  # else behind the cold start that comes
+        if shell.newest is not None or not settings.supervised.updates:  # a cold start compiles its own programs first
             compiler.start()
-        # From the newest checkpoint in the workdir, where amended numbers begin anew; without one, the policy of the
-        # model, or what the cold start makes of it.
+        # The newest checkpoint in the workdir, in the form of learner.state; what an amended number has made begins
+        # anew. Without one, the policy of the model, or what the cold start makes of it.
         state = open_state(run, shell.checkpoints, learner.state, learner.initial)
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         refuse_fewer_steps(settings.steps, int(state.step))  # the config may ask for fewer than are done
         compiler.wait('what a step and an evaluation run')
         check_programs(run.workdir, settings.recorded, programs)  # with the last start's, where all else is the same
-        make_workdir(run, int(state.step))  # config.json and all else, now that nothing can be refused
+        make_workdir(run, int(state.step))  # writes config.json and all else, now that nothing can be refused
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
-        renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # copies the policy by its checkpoint
+        renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # reads the new one from a checkpoint
         loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)
 
         for step in loop.steps():
@@ -132,7 +135,7 @@ def run(
                 rewarded = draw.finish_rewards()
                 state, experience, packed, rewarded, row = to_experience(state, draw, packed, rewarded, logprobs)
 
-            with loop.stage('observe'):  # the state keeps the probe: right completions, which must not become unlikely
+            with loop.stage('observe'):  # the state keeps the probe, a set of completions that were right
                 state, observed = observers.observe(state, experience, packed, draw)
 
             with loop.stage('update'):  # only here do parameters change

@@ -6,6 +6,10 @@ A part is a module of this package, a user's function FILE.py:NAME, or a functio
     async def reward(completion, example, **options)                awaited, many at a time
     reward(completions, examples, **options) -> list                called once a draw, by each process with its own
 
+A user's function that raises is called again (config.reward.retries), and then the completion lacks the part. One that
+is still running at config.reward.deadline has failed, and its completion gets config.reward.failed, 0 by default: a
+service that may be slow is a part of `http`, which has time-outs of its own.
+
 A user's function may name other arguments, see rewards.binding: `def reward(prompts, completions, **kwargs)` gets
 lists of prompts and completions, and a list for each column of the data set.
 

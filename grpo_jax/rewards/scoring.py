@@ -143,7 +143,7 @@ def _begin_parts(reward_functions, text, example, truncated):
     for name, part in sorted(functions.parts.items(), key=lambda item: item[0] != verifier):
         if part.batched:
             continue
-        known = part.tell(truncated, functions.step)
+        known = part.tell(truncated, reward_functions.step)  # of all sources
         if part.reads_correct:
             known['correct'] = _is_correct(functions, outcomes[verifier].value)
         call = _submit if part.asynchronous else call_part

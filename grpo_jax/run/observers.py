@@ -1,4 +1,4 @@
-"""Measurements that do not affect training: the probe, and the KL to a reference that no loss reads.
+"""Measurements that do not affect training: the probe, the KL to a reference that no loss reads, and agreement.
 
 The probe is a set of prompts, each with its first right completion. It compares the policy's logprobs of these
 completions with the logprobs at the step in which they entered. Ratios cannot show that right completions become
@@ -61,7 +61,7 @@ class Observers(NamedTuple):
 
 
 def make_observers(run: Any, learner: Learner) -> Observers:
-    """The Observers of a Run that config.log turns on: the KL to a reference that no loss reads, and the probe."""
+    """The Observers of a Run: of config.log the KL to a reference and the probe, of config.collection the agreement."""
     log, shapes = run.settings.log, run.settings.step_shapes(run.algorithm)
     observers, programs = [], {}
     if not run.algorithm.needs_reference and log.kl_every:

@@ -78,6 +78,21 @@ def test_a_threshold_of_its_own_and_a_verifier_that_takes_all_completions():
     np.testing.assert_array_equal(rewarded.correct, [1, 0, 1, 0])
 
 
+def test_a_service_of_one_source_is_told_the_step_of_the_run():
+    def service(completion, example, step):
+        steps.append(step)
+        return 1.0
+
+    steps, own = [], {'parts': (('own', 1.0),)}
+    with rewards.build(options(by_source={'asked': own}), 64, {'own': lambda completion, example: 0.0}) as functions:
+        inner = functions.by_source['asked']
+        part = inner.parts['own']._replace(remote=True, function=service)
+        functions = functions._replace(step=3, by_source={'asked': inner._replace(parts={'own': part})})
+        asked = SUM._replace(id=1, meta={'source': 'asked'})
+        rewarded = rewards.compute_rewards(functions, [SUM, asked], ['7', 'a'], [False] * 2, [1] * 2)
+    assert steps == [3] and rewarded.parts['own'][1] == 1
+
+
 def test_gold_answers_are_judged_by_their_own_verifier(program, capsys):
     with rewards.build(options(by_source={'code': CODE}), 64) as functions:
         gold.check(functions, [SUM, program])
