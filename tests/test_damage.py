@@ -230,7 +230,7 @@ def test_without_a_sound_checkpoint_the_run_is_refused_and_nothing_moves(workdir
     damage(workdir / 'checkpoints' / '3')
     before = files(workdir)
     for _ in range(2):
-        with pytest.raises(BadInput, match='not what was saved'):
+        with pytest.raises(BadInput, match='not the checkpoint that was saved'):
             restored(workdir)
     assert files(workdir) == before
 
@@ -249,7 +249,7 @@ def test_readers_take_the_newest_sound_checkpoint_and_change_nothing(workdir, ca
     before = files(workdir), sorted(os.listdir(workdir / 'checkpoints'))
     params, step = checkpoint.read_params(str(workdir), abstract().params)
     assert step == 3 and equal(params, state_of(3).params)
-    assert 'not what was saved' in caplog.text
+    assert 'not the checkpoint that was saved' in caplog.text
     assert (files(workdir), sorted(os.listdir(workdir / 'checkpoints'))) == before
 
 

@@ -140,8 +140,8 @@ def _check_allocation(collection, group_size, verifier):
         raise BadInput(
             'collection.allocation_unit',
             unit,
-            f'must divide rollout.group_size = {group_size}, the mean of a step, and be smaller: a prompt gets its '
-            'completions in such units; change one of the two',
+            f'must divide rollout.group_size = {group_size}, the completions that a prompt gets on average, and be '
+            'smaller: a prompt gets them in such units; lower it, or raise rollout.group_size',
         )
     hindered = {
         f'collection.source = {collection.source}': collection.source in READ_FROM_DATA,

@@ -313,7 +313,7 @@ def check_reference(
     checkpoint, the path is not looked at. source: config.model, a ModelSource. config: the policy's ModelConfig.
     """
     if path and source.lora.rank:
-        remedy = "the reference of adapters shares the policy's frozen weights; use '' or lora.rank 0"
+        remedy = "cannot be another model: with adapters it has the policy's frozen weights; use '' or lora.rank 0"
         raise BadInput('reference.path', path, remedy)
     if path and not keeps_reference:
         raise BadInput(

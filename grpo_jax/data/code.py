@@ -86,7 +86,7 @@ def examples(
         raise BadInput('data.options.name', name, f'choose one of {", ".join(SUBSETS)}')
     splits = ['test'] if name == 'humaneval' else [*SPLITS]
     if split not in splits:
-        remedy = f'has no split {split}, only {", ".join(splits)}; choose another'
+        remedy = f'has no split {split}; set data.train_split or data.test_split to one of {", ".join(splits)}'
         raise MissingSplit('data.options.name', name, remedy)
     parent = os.path.join(folder, SUBSETS[name])
     if os.path.isdir(parent):

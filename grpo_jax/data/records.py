@@ -68,7 +68,8 @@ def drop_malformed(rows: Iterable, strict: bool, split: str) -> list:
         raise malformed[0]
     if len(malformed) > MOST_MALFORMED * count:
         rows = f'{len(malformed)} of {count} rows of the {split} split'
-        raise BadInput(rows, NO_VALUE, f'are malformed, the first of them so: {malformed[0]}')
+        remedy = 'mend the file, or name its columns in data.options'
+        raise BadInput(rows, NO_VALUE, f'are malformed; {remedy}; the first of them so: {malformed[0]}')
     if malformed:
         logger.warning(
             '%d of %d rows of the %s split are malformed and left out; the first are: %s',

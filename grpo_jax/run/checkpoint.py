@@ -29,7 +29,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from grpo_jax import ranges
-from grpo_jax.errors import BadInput
+from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import processes
 from grpo_jax.hosts.files import atomic_write
 from grpo_jax.models import lora
@@ -71,8 +71,9 @@ PROBE_KEYS = {'rollout.temperature', 'model.dtype'}  # config keys that change t
 class Damaged(BadInput):
     """A checkpoint that cannot be read, or whose arrays differ from those that were saved."""
 
-    def __init__(self, path: str, problem: str, remedy: str = 'bring it back from a copy, or delete it'):
-        super().__init__(path, problem, f'the checkpoint is not what was saved; {remedy}')
+    def __init__(self, path: str, problem: str):
+        self.problem, remedy = problem, 'bring it back from a copy, or delete it'
+        super().__init__(path, NO_VALUE, f'is not the checkpoint that was saved ({problem}); {remedy}')
 
 
 class Best:
@@ -233,7 +234,7 @@ def restore(checkpoints: Any, abstract: TrainState, read: Read = read_tree) -> T
             damaged.append((step, error))
             continue
         for worse, error in damaged:
-            _set_aside(workdir, worse, str(error.args[1]))
+            _set_aside(workdir, worse, error.problem)
         if damaged:
             logger.warning('the run goes on from step %d', step)
         processes.exchange(f'the damaged checkpoints of {workdir}', '')
@@ -408,7 +409,7 @@ def kinds(path: str) -> dict[str, str]:
 
 
 def find_newest(workdir: str) -> str:
-    """The folder of the newest checkpoint whose metadata can be read; raises Damaged where there is none."""
+    """The folder of the newest checkpoint whose metadata can be read; raises BadInput where there is none."""
     damaged = None
     for step in steps(workdir):
         try:
@@ -417,7 +418,7 @@ def find_newest(workdir: str) -> str:
             damaged = damaged or error
             continue
         return path_of(workdir, step)
-    raise damaged or Damaged(workdir, 'no finished checkpoint', 'train first, or name another run')
+    raise damaged or BadInput(workdir, NO_VALUE, 'has no finished checkpoint; train first, or name another run')
 
 
 def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:

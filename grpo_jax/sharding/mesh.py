@@ -104,7 +104,8 @@ def make(section: Any) -> jax.sharding.Mesh:
         raise BadInput(
             'mesh',
             dict(section),
-            f'has {used} devices; {jax.process_count()} processes must use all {len(devices)} of theirs; raise an axis',
+            f'has {used} devices, and {jax.process_count()} processes must use all {len(devices)} of theirs; raise '
+            f'data or another axis, until the product with mesh.sampler added is {len(devices)}',
         )
     if size > len(devices):
         remedy = f'needs {size} devices and {len(devices)} are here; lower an axis so that the product fits'

@@ -83,7 +83,7 @@ class Sandbox:
             answer = _read_answer(jail.process, timeout + GRACE)
         except BrokenPipeError as error:
             _kill(jail)
-            raise Died('the sandbox ended before a program') from error
+            raise Died('the process of the sandbox ended before it could take the program') from error
         except BaseException:
             _kill(jail)
             raise
