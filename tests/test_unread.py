@@ -13,7 +13,7 @@ from grpo_jax.run.cli import read_steering
 from grpo_jax.run.open import open_run
 from grpo_jax.run.settings import Keys
 from grpo_jax.run.steering import Steering
-from tests import reads, tiny_run
+from tests import reads, small_model, tiny_run
 from tests.doc_examples import parsed
 
 PRESETS = sorted(
@@ -108,7 +108,9 @@ def test_what_the_fields_say_is_what_each_preset_reads(long, preset, tmp_path):
     config = tiny_run.config(preset=preset)
     if config.collection.source in ('reference', 'pairs'):
         pytest.skip('learns from pairs')
-    if lines := offenders(*train_recorded(tmp_path, preset=preset)):
+    taught = preset.startswith('opd')
+    changes = {'teacher__path': small_model.write_drawn(tmp_path / 'teacher', seed=5)} if taught else {}
+    if lines := offenders(*train_recorded(tmp_path / 'run', preset=preset, **changes)):
         pytest.fail('\n'.join(lines), pytrace=False)
 
 
