@@ -67,10 +67,11 @@ def examples(
 ) -> list[Example | BadInput]:
     """Reads a split (see files.rows), or folder/<name>.jsonl; name is humaneval, mbpp or mbpp_sanitized.
 
-    A row with entry_point has HumanEval's form, a row with test_list MBPP's, also with more tests in `test`; other rows
-    have APPS's (see _cases), with the named fields, which are paths. As a name, humaneval has the split test alone, the
-    others have MBPP's splits. Ids are row numbers, and in MBPP's form the task_id. Raises BadInput for another name,
-    and for a split that the data set does not have.
+    Without a name, a row with entry_point has HumanEval's form, a row with test_list MBPP's (also with more tests in
+    `test`), and other rows have APPS's (see _cases), whose fields the last three arguments name; they are paths. With a
+    name, all rows have that data set's form: humaneval's, whose only split is test, or MBPP's. Ids are row numbers, and
+    in MBPP's form the task_id. A malformed row stands as its BadInput. Raises BadInput for another name, and for a
+    split that the data set does not have.
     """
 
     def example(row, i, where):

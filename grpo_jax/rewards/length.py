@@ -48,7 +48,7 @@ def cosine(
 def mean_scaled(lengths: Int[np.ndarray, 'P G'], correct: Bool[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
     """-(share of the group that is correct) n / max n: a token costs more in a group that is solved more often.
 
-    As in prime-rl, which uses the group's mean reward instead of the share. The two are equal where only the verifier
-    pays.
+    n: tokens of a completion; max n: of the longest one of its group. As in prime-rl, which uses the group's mean
+    reward instead of the share. The two are equal where only the verifier pays.
     """
     return -correct.mean(1, keepdims=True) * lengths / np.maximum(lengths.max(1, keepdims=True), 1)

@@ -70,9 +70,10 @@ def make_axis(mesh: jax.sharding.Mesh, name: str) -> Axis:
 
 
 def make_stages(coordinates: Sequence[tuple[int, ...]]) -> list[Groups]:
-    """Axis.stages for chips at these torus coordinates, in the order of the axis.
+    """The stages in which chips at these torus coordinates gather, as Axis.stages: one for each side of their grid.
 
-    Chips that do not form a grid of lines along the torus make one stage with one group; a single chip makes none.
+    A stage has a group for each line of chips along that side, with their places on the axis. Chips that do not form a
+    grid of lines along the torus make one stage with one group; a single chip makes none.
     """
     count = len(coordinates)
     # the largest blocks of successive chips that are lines along one side, the same for all blocks

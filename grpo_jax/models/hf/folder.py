@@ -52,8 +52,8 @@ def read_settings(folder: str | os.PathLike[str], name: str, remedy: str = REMED
 def check_tokenizer(folder: str | os.PathLike[str]) -> None:
     """Raises BadInput for settings of the tokenizer that transformers must not read.
 
-    These are fast_tokenizer_files that is no list of files in the folder, and a setting whose name has control
-    characters, which transformers would print.
+    Refused is a fast_tokenizer_files that is not a list of file names within the folder, and a setting whose name has
+    control characters, since transformers would print it.
     """
     config = read_settings(folder, 'tokenizer_config.json')
     versions = config.get('fast_tokenizer_files') or []

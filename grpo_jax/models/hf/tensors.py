@@ -234,7 +234,7 @@ def _read_numbers(file, tensor, rows, columns) -> Float[np.ndarray, 'rows column
 
 
 def _read_bytes(file, buffer, place):
-    """Fills a buffer of bytes from byte `place` on of an unbuffered file. Raises OSError where the file ends."""
+    """Reads an unbuffered file from byte `place` on until the buffer is full; raises OSError where the file ends."""
     file.seek(place)
     unfilled = memoryview(buffer)
     while unfilled:

@@ -68,9 +68,10 @@ def _gold(text):
 
 
 def _judge(completion, example, pool, boxed, percent):
-    """1.0 if the answer is right, else 0.0; None without a gold answer.
+    """1.0 if a completion's answer is right, else 0.0; None without a gold answer.
 
-    boxed: as in extraction.answer; percent: as in reward.
+    An answer that only repeats the question, or a number of it, is wrong too. boxed: as in extraction.answer; percent:
+    as in reward.
     """
     gold = _gold(example.answer)
     if gold is None:
