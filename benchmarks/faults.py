@@ -58,7 +58,7 @@ SMALL = (
 )
 MOST_SECONDS = 240  # after which a process hangs
 SAME = ('metrics.jsonl', 'evaluations.jsonl')
-KILLED_FORMS = {'moment': '.1f', 'mib': '.0f', 'files': 'd', 'orphans': 'd', 'kib': '.0f'}
+KILLED_FORMS = {'step': 'd', 'mib': '.0f', 'files': 'd', 'orphans': 'd', 'kib': '.0f'}
 
 
 class Outcome(NamedTuple):
@@ -188,18 +188,26 @@ def _arrays(workdir):
 class Killed(NamedTuple):
     """What a kill -9 has met, and what it has left."""
 
-    moment: float  # seconds after the start
+    step: int  # steps of the run that are on record
     mib: float  # of the process
     files: int  # that it had open
     orphans: int  # its processes that live a second later
     kib: float  # in the workdir
 
 
-def kill(process: subprocess.Popen, moment: float, workdir: str) -> Killed | Ended:
-    """Kills a process after so many seconds, unless it has ended before."""
+def kill(process: subprocess.Popen, rows: int, pause: float, workdir: str) -> Killed | Ended:
+    """Kills a process so many seconds after it has written so many rows of metrics, unless it has ended before."""
+    path = pathlib.Path(workdir, 'metrics.jsonl')
+
+    def written():
+        return path.read_bytes().count(b'\n') if path.exists() else 0
+
+    last, began = written() + rows, time.monotonic()
+    while process.poll() is None and written() < last and time.monotonic() < began + MOST_SECONDS:
+        time.sleep(0.01)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        _, errors = process.communicate(timeout=moment)
-        return Ended(process.returncode, errors, moment)
+        _, errors = process.communicate(timeout=pause)
+        return Ended(process.returncode, errors, time.monotonic() - began)
     place = pathlib.Path('/proc', str(process.pid))
     status = dict(line.split(':', 1) for line in (place / 'status').read_text(encoding='ascii').splitlines())
     files = len(list((place / 'fd').iterdir()))
@@ -209,7 +217,7 @@ def kill(process: subprocess.Popen, moment: float, workdir: str) -> Killed | End
     time.sleep(1)
     orphans = sum(os.path.exists(f'/proc/{child}') for child in children)
     sizes = [path.stat().st_size for path in pathlib.Path(workdir).rglob('*') if path.is_file()]
-    return Killed(moment, int(status['VmRSS'].split()[0]) / 1024, files, orphans, sum(sizes) / 1024)
+    return Killed(written(), int(status['VmRSS'].split()[0]) / 1024, files, orphans, sum(sizes) / 1024)
 
 
 def kills(bench: Bench, names: list[str], count: int, *more: str) -> Iterator[Outcome]:
@@ -222,8 +230,10 @@ def kills(bench: Bench, names: list[str], count: int, *more: str) -> Iterator[Ou
         met, workdir, own = 0, bench.new(f'kills_{name}'), []
         while met < count or own:
             process = bench.start(workdir, name, *more)
-            moment = bench.random.uniform(0.3, 1.0) * seconds if met < count else MOST_SECONDS
-            ended = kill(process, moment, workdir)
+            rows = bench.random.randrange(4)  # 0: while it starts, which takes most of a run's time
+            pause = bench.random.uniform(0, seconds / 32 if rows else seconds / 2)
+            rows, pause = (rows, pause) if met < count else (0, MOST_SECONDS)
+            ended = kill(process, rows, pause, workdir)
             if isinstance(ended, Killed):
                 met, own = met + 1, [*own, ended]
                 continue
