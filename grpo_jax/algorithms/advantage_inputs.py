@@ -108,7 +108,10 @@ def _completion_mask(given):
 
 
 def token_rewards(algorithm, rewards, kl_coef, inputs):
-    """f64[P, G, C]: a finite reward at its last sampled token; with kl_placement reward_token, less each token's KL."""
+    """f64[P, G, C]: the reward at a completion's last sampled token, 0 elsewhere, and 0 for one that is not finite.
+
+    With kl_placement reward_token, kl_coef times each token's KL is subtracted.
+    """
 
     def at_last_token(mask):
         last = mask & (np.cumsum(mask, -1) == mask.sum(-1, keepdims=True))
@@ -143,7 +146,9 @@ def _to_columns(piece, advantages, inputs):
         return np.broadcast_to(advantages, next(shapes, advantages.shape))
     if advantages.shape[-1] > 1:
         raise BadInput(
-            'algorithm.advantage', pieces.name_of(piece), 'differs by token; write @pieces.properties(by_token=True)'
+            'algorithm.advantage',
+            pieces.name_of(piece),
+            'has a number for each token; say so by @pieces.properties(by_token=True)',
         )
     return advantages
 

@@ -1,5 +1,6 @@
 """Refuses algorithms that cannot work and numbers that nothing reads, and warns of what has no effect; says why."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 import difflib
 from types import ModuleType
@@ -52,6 +53,11 @@ READABLE = {
 
 # data of the ratio between the policy now and before the step
 RATIOS = {'ratio', 'log_ratio', 'token_ratio'}
+
+
+def is_corrected(section: Any) -> bool:
+    """Whether the algorithm of config.algorithm accounts for completions that other policies have sampled."""
+    return section['correction'] != 'none' or section['ratio_base'] == 'sampler'
 
 
 def refuse_misplaced_keys(section: Any) -> None:
@@ -135,83 +141,36 @@ def refuse_unused_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping
     A number that no piece has at all, like a misspelt one, is refused whatever its value. section: config.algorithm.
     modules: for each key that chooses a piece, the module with the pieces to choose from.
     """
-    by_key = {key: getattr(algorithm, key) for key in modules}
-    chosen = {key: piece if isinstance(piece, tuple) else (piece,) for key, piece in by_key.items()}
-    conditions = _conditions(algorithm)
-    read_keys = {key for chosen_pieces in chosen.values() for piece in chosen_pieces for key in pieces.numbers(piece)}
-    read_keys |= {key for key, (is_read, _) in conditions.items() if is_read}
-    defaults = dict(algorithm._field_defaults)
-    numbers = {
-        chooser: {name: pieces.numbers(piece) for name, piece in pieces.list_pieces(module).items()}
-        for chooser, module in modules.items()
-    }
-    for by_piece in numbers.values():
-        for piece_numbers in by_piece.values():
-            defaults |= piece_numbers
-    for key in (key for key in section if key not in {*read_keys, *modules, *CHOICES}):
-        readers = {
-            chooser: [name for name, piece_numbers in by_piece.items() if key in piece_numbers]
-            for chooser, by_piece in numbers.items()
-        }
+    read = {number for key in modules for piece in algorithm.chosen(key) for number in pieces.numbers(piece)}
+    readers, defaults = defaultdict[str, list[str]](list), dict(algorithm._field_defaults)
+    for chooser, module in modules.items():
+        for name, piece in sorted(pieces.list_pieces(module).items()):
+            defaults |= pieces.numbers(piece)
+            for number in pieces.numbers(piece):
+                readers[number].append(f'{chooser} {name}')
+    for path, marks in ranges.marks_of(type(algorithm), 'algorithm').items():
+        number, unmet = (
+            path.partition('.')[2],
+            [str(mark) for mark in marks if not mark.holds({'algorithm': algorithm})],
+        )
+        readers[number] += unmet
+        read |= set() if unmet else {number}
+    for key in (key for key in section if key not in {*read, *modules, *CHOICES}):
         number = tuple(section[key]) if isinstance(section[key], list) else section[key]  # of config.json
-        same = key in defaults and number == defaults[key]
-        if same and isinstance(section[key], bool) == isinstance(defaults[key], bool):
+        if key in defaults and (type(number) is bool, number) == (type(defaults[key]) is bool, defaults[key]):
             continue
-        explained = _explain_unused(key, readers, conditions, chosen, {*defaults, *read_keys})
-        raise BadInput(f'algorithm.{key}', section[key], explained)
-
-
-def _conditions(algorithm):
-    """{key: (whether it is read, who would read it, in words)} for the numbers that are in no piece's signature."""
-    critic = (algorithm.needs_values, 'an advantage that reads values')
-    corrected = (
-        algorithm.kl_coef and algorithm.kl_placement == 'loss' and pieces.name_of(algorithm.correction) != 'none'
-    )
-    return {
-        'advantage_clip': (True, ''),
-        'kl_coef': (True, ''),  # `check` compares kl_coef, kl_target and entropy_target with kl and the regularizers
-        'kl_target': (True, ''),
-        'teacher_coef': (True, ''),  # the run must have a teacher
-        'teacher_top_k': ('teacher_kl' in algorithm.reads, 'a regularizer that reads teacher_kl'),
-        'entropy_target': (True, ''),
-        'kl_corrected': (corrected, 'a correction and a kl in the loss'),
-        'kl_horizon': (algorithm.kl_target, 'a kl_target above 0'),
-        'entropy_delta': (algorithm.entropy_target, 'an entropy_target above 0'),
-        'entropy_coef': ('entropy_coef' in algorithm.reads, 'a regularizer that reads entropy_coef'),
-        'covariance_share': ('top_covariance' in algorithm.reads, 'a regularizer that reads top_covariance'),
-        'discount': (
-            algorithm.needs_values or 'discount' in algorithm.advantage_reads,
-            'an advantage that reads discount or values',
-        ),
-        'baseline_decay': (algorithm.baselines, 'an advantage that reads run_baseline or prompt_baselines'),
-        **dict.fromkeys(('critic_lambda', 'critic_warmup', 'value_clip'), critic),
-    }
-
-
-def _explain_unused(key, readers, conditions, chosen, known):
-    """Returns the predicate and remedy that say who would read a number, and which pieces are chosen instead.
-
-    key: the number's. readers: {key that chooses pieces: names of its pieces with such a number}. conditions: what
-    _conditions returns. chosen: {key that chooses pieces: the algorithm's pieces}. known: the keys of all numbers.
-    """
-    readers = {chooser: names for chooser, names in readers.items() if names}
-    uses = [f'{chooser} {" or ".join(sorted(names))}' for chooser, names in readers.items()]
-    uses += [conditions[key][1]] if key in conditions else []
-    if not uses:
-        near = difflib.get_close_matches(key, known, 1)
-        hint = f'did you mean {near[0]}?' if near else 'correct the name, or leave it out'
-        return f'no piece has a number of this name; {coming_from.explain(f"algorithm.{key}") or hint}'
-    choosers = readers or [chooser for chooser in chosen if chooser in conditions[key][1].split()]
-    instead = [f'{chooser} {" and ".join(map(pieces.name_of, chosen[chooser])) or "()"}' for chooser in choosers]
-    with_chosen = f' with {", ".join(instead)}' if instead else ''
-    return f'nothing reads it{with_chosen}; leave it at its default, or choose {", or ".join(uses)}'
+        remedy = f'nothing reads it; leave it at its default, or choose {" or ".join(readers[key])}'
+        if not readers[key]:
+            near = difflib.get_close_matches(key, {*defaults, *read}, 1)
+            hint = f'did you mean {near[0]}?' if near else 'correct the name, or leave it out'
+            remedy = f'no piece has a number of this name; {coming_from.explain(f"algorithm.{key}") or hint}'
+        raise BadInput(f'algorithm.{key}', section[key], remedy)
 
 
 def refuse_unreadable(algorithm: 'Algorithm') -> None:
     """Raises BadInput for a piece that reads data which a run does not have where it calls the piece."""
     for key, names in READABLE.items():
-        chosen = getattr(algorithm, key)
-        for piece in chosen if isinstance(chosen, tuple) else (chosen,):
+        for piece in algorithm.chosen(key):
             unknown = [name for name in pieces.reads(piece) if name not in names]
             if unknown:
                 near = difflib.get_close_matches(unknown[0], names, 1)
@@ -305,16 +264,7 @@ def _check_numbers(algorithm):
     """Raises BadInput for a number out of its range, a lower bound above its upper one, and a clip_low without use."""
     ranges.check(type(algorithm), algorithm._asdict(), 'algorithm')
     numbers = {}
-    for piece in (
-        algorithm.advantage,
-        algorithm.ratio,
-        algorithm.surrogate,
-        algorithm.kl,
-        algorithm.weights,
-        algorithm.correction,
-        algorithm.selection,
-        *algorithm.regularizers,
-    ):
+    for piece in (piece for key in READABLE for piece in algorithm.chosen(key)):
         ranges.check(piece, pieces.numbers(piece), 'algorithm')
         numbers |= pieces.numbers(piece)
     for name in ('icepop', 'geometric', 'covariance'):

@@ -102,7 +102,7 @@ def property_of(piece: Callable, name: str) -> Any:
 
 
 def is_by_token(advantage: Callable) -> bool:
-    """Whether an advantage has a column for each token: by its property by_token, or since it reads data by token."""
+    """Whether an advantage has a column for each token: as by_token says, or else where it reads data by token."""
     by_token = property_of(advantage, 'by_token')
     return bool(BY_TOKEN & {*reads(advantage)}) if by_token is None else by_token
 
@@ -113,7 +113,11 @@ def compares_outcomes(advantage: Callable) -> bool:
 
 
 def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
-    """The piece `name` of a module, or FILE.py:NAME, with the section's numbers bound; else raises BadInput."""
+    """The piece `name` of a module, or FILE.py:NAME of a user, with its numbers bound to the section's keys.
+
+    key: the config key that names the piece, for messages. Raises BadInput for an unknown name, and for a number that
+    neither its signature nor the section gives.
+    """
     choices = list_pieces(module)
     if user_files.is_file(name):
         piece = user_files.load_function(f'algorithm.{key}', name)

@@ -89,15 +89,13 @@ class Drawer:
     sampling: Sampling
     reward_functions: rewards.RewardFunctions
 
-    def draw(
-        self, state: TrainState, aux: dict[str, Any], index: int, progress: Progress
-    ) -> tuple[Draw, dict[str, Any]]:
-        """Returns (the Draw of the next prompts, the new aux).
+    def draw(self, state: TrainState, progress: Progress, index: int = 0) -> tuple[Draw, TrainState]:
+        """Returns (the Draw of the next prompts, the TrainState behind it).
 
-        state: of the step. aux: its aux, as earlier draws of the step have left it. index: how many draws the step has
-        made before. progress: see sampler.engine. Rewards are computed while other rows still decode.
+        state: of the step, as its earlier draws have left it. progress: see sampler.engine. index: how many draws the
+        step has made before. Rewards are computed while other rows still decode.
         """
-        chosen, aux = self.choose(int(state.step), aux, index)
+        chosen, aux = self.choose(int(state.step), dict(state.aux), index)
         indices = chosen.indices
         if self.completions is not None:
             examples, prompts = self.pick_prompts(indices)
@@ -116,7 +114,7 @@ class Drawer:
         else:
             first = self.count_earlier_samples(indices)
             draw = self.sample(state, *self.pick_prompts(indices), progress, first=first, index=index)
-        return draw._replace(chosen=chosen), aux
+        return draw._replace(chosen=chosen), state.replace(aux=aux)
 
     def choose(
         self, step: int, aux: dict[str, Any], index: int = 0, count: int | None = None
@@ -225,7 +223,10 @@ def rows_of(tree: Any, place: int | np.integer, size: int) -> Any:
 def decode_completions(
     tokenizer: Any, rollout: Rollout, stop_tokens: Sequence[int] = ()
 ) -> tuple[list[str], Bool[np.ndarray, ' B'], Int[np.ndarray, ' B']]:
-    """(completion_texts without stop_tokens, truncated, lengths in tokens) of a rollout's completions, on the host."""
+    """(texts, truncated, lengths in tokens) of a rollout's completions, on the host; all processes must call it.
+
+    Texts are those of completion_text. stop_tokens: of the run, which the texts leave out.
+    """
     tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
     tokens = tokens[:, -mask.shape[1] :]
     texts = [completion_text(tokenizer, row[own], stop_tokens) for row, own in zip(tokens, mask, strict=True)]
@@ -246,7 +247,10 @@ def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, floa
 
 
 def draw_shapes(options: CollectOptions, shapes: batches.Shapes, prompts_per_step: int) -> batches.Shapes:
-    """The Shapes of a rollout: a step's groups and the groups under way; with 'uncertainty' one unit a prompt."""
+    """The Shapes of a rollout: a step's, with rows for the groups that are under way besides those of the step.
+
+    With allocation 'uncertainty' a rollout has one unit of completions for each prompt.
+    """
     if options.allocation == 'uncertainty':
         return shapes._replace(prompts=prompts_per_step)
     return shapes._replace(prompts=shapes.prompts + options.in_flight)

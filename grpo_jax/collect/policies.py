@@ -22,7 +22,7 @@ from grpo_jax.algorithms import Algorithm
 from grpo_jax.collect.options import EXCHANGED, READ_FROM_DATA, CollectOptions
 from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import json_file, processes
-from grpo_jax.hosts.files import foreign_writing
+from grpo_jax.hosts.files import writing
 from grpo_jax.learner.options import Learning
 from grpo_jax.learner.programs import Learner, fetch_reference, make_teacher
 from grpo_jax.models import hf, transformer
@@ -130,7 +130,10 @@ def check_decoded(learning: Learning, sampling: Sampling, options: CollectOption
 
 
 def check_sides(sides: Sides | None, source: str, prompts: int) -> None:
-    """Raises BadInput for a sampler's mesh with nothing to sample, or that does not divide the `prompts` of a step."""
+    """Raises BadInput for a sampler's mesh that has nothing to sample, or does not divide the `prompts` of a step.
+
+    sides: None where the sampler has no mesh of its own. source: collection.source.
+    """
     if sides is None:
         return
     count, shards = sides.sampler.size, batches.devices_along(sides.sampler, ROW_AXES)
@@ -277,7 +280,7 @@ def make_renewal(
         step = int(state.step)
         if state.ref_params is None or not options.reference_every or step == 0 or step % options.reference_every:
             return state, {RENEWED: False}
-        with foreign_writing(checkpoints.directory):
+        with writing(checkpoints.directory):
             if checkpoints.latest_step() != step:
                 checkpoint.save(checkpoints, state)
             checkpoints.wait_until_finished()
@@ -321,21 +324,23 @@ def check_reference(
         )
     if not path or checkpoint.steps(workdir):  # a run that goes on has its reference
         return
-    if checkpoint.steps(path) or _is_checkpoint(path):
-        folder = path if _is_checkpoint(path) else checkpoint.find_newest(path)
+    if checkpoint.steps(path) or checkpoint.is_checkpoint(path):
         trained = abstract_trained(config, source.lora, source.dtype, mesh)
-        checkpoint.check_params(folder, trained, 'reference.path', path)
+        checkpoint.check_params(path, trained, 'reference.path', path)
         return
     with _attribute_errors_to('reference.path', path):
         hf.check_weights(hf.find(path), config)
 
 
 def load_reference(state: TrainState, abstract: TrainState, path: str, config: transformer.ModelConfig) -> TrainState:
-    """The state of a new run with the policy in config.reference.path as its reference; unchanged if path is ''."""
+    """The state of a new run with the policy in config.reference.path (`path`) as its reference.
+
+    The state is unchanged if path is ''. abstract: its shapes and shardings. config: the policy's ModelConfig.
+    """
     if not path:
         return state
     at_step = ''
-    if _is_checkpoint(path):
+    if checkpoint.is_checkpoint(path):
         policy = checkpoint.read_tree(os.path.abspath(path), {'params': abstract.ref_params}, partial=True)['params']
     elif checkpoint.steps(path):
         policy, step = checkpoint.read_params(path, abstract.ref_params)
@@ -345,8 +350,3 @@ def load_reference(state: TrainState, abstract: TrainState, path: str, config: t
         policy = hf.load_params(hf.find(path), config, shardings)
     logger.warning('the reference is the policy of %s%s', path, at_step)
     return state.replace(ref_params=policy)
-
-
-def _is_checkpoint(path):
-    """Whether a path is the folder of a checkpoint."""
-    return os.path.isfile(os.path.join(path, checkpoint.METADATA))

@@ -115,7 +115,10 @@ class Solved(NamedTuple):
 
 
 def find_shortest_right(blocks: Sequence[Any]) -> str | None:
-    """The shortest right completion's text in select.Groups of one prompt, the first of equals; None without any."""
+    """The text of the right completion with the fewest tokens, the first of equals; None if no completion is right.
+
+    blocks: select.Groups of one prompt.
+    """
     texts, lengths, correct = (
         np.concatenate([getattr(block.rewarded, name) for block in blocks]) for name in ('texts', 'lengths', 'correct')
     )
@@ -125,7 +128,10 @@ def find_shortest_right(blocks: Sequence[Any]) -> str | None:
 
 
 def find_nearest(solved: Sequence[Solved], tokens: Sequence[int], count: int) -> list[Solved]:
-    """The `count` solved prompts whose sets of tokens are most like a prompt's (Jaccard index), the most alike last."""
+    """The `count` solved prompts that are most like a prompt, the most alike last, next to the prompt.
+
+    tokens: of the prompt. Likeness is the Jaccard index of the sets of distinct tokens.
+    """
     distinct = set(tokens)
     shared = [len(distinct & set(x.tokens)) / len(distinct | set(x.tokens)) for x in solved]
     order = np.argsort([-share for share in shared], kind='stable')

@@ -5,7 +5,7 @@ anybody, so it is checked before it is used.
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import difflib
 import functools
@@ -124,7 +124,10 @@ def _place(name, folder):
 
 
 def call_function(path: str, name: str, *arguments: Any) -> Any:
-    """What a config file's function `name` returns; raises BadInput for any error, with the user's innermost line."""
+    """Imports a config file and returns what its function `name` returns for the arguments.
+
+    Raises BadInput for any error, which names the innermost line of the file, or of another file of the user's.
+    """
     # a config file may say `from configs import ...`, unless the user has another package of that name
     spec = importlib.util.find_spec('configs')
     places = [] if spec is None else list(spec.submodule_search_locations or [])
@@ -235,7 +238,7 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
         raise BadInput('--workdir', workdir, 'holds no run (no config.json); name the folder of a run')
     recorded = json_file.read_object(files.path_inside(workdir, 'config.json'))
     _check_recorded(recorded, read_defaults().to_dict(), workdir, '')
-    paths = list(dict.fromkeys(code_files(recorded)))
+    paths = list(dict.fromkeys(steering.name_files([recorded['data'], recorded['reward']])))
     if paths and not trust:
         raise BadInput(
             '--workdir',
@@ -249,26 +252,6 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
         asked = f'its config.json names services that would be asked: {", ".join(urls)}'
         raise BadInput('--workdir', workdir, f'{asked}, with a key of yours; add --trust if you trust them')
     return ConfigDict(_replace_lists(recorded))
-
-
-def code_files(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the paths of Python files that a config names as data sets or rewards."""
-    sources = [config['data']]
-    while sources:  # the sources of a mixture are data sets themselves
-        source = sources.pop()
-        if not isinstance(source, dict):
-            continue
-        if user_files.is_file(source.get('name')):
-            yield source['name']
-        options = source.get('options')
-        nested = options.get('sources') if isinstance(options, dict) else None
-        sources += nested if isinstance(nested, list) else []
-    by_source = config['reward']['by_source']
-    sections = [config['reward'], *(section for section in by_source.values() if isinstance(section, dict))]
-    parts = [part for section in sections for part in section.get('parts', ()) if isinstance(part, list) and part]
-    for path in (*(part[0] for part in parts), config['reward']['step_rewards']):
-        if user_files.is_file(path):
-            yield path
 
 
 def _check_recorded(recorded, defaults, workdir, prefix):

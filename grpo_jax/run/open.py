@@ -281,7 +281,10 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
 def make_mesh_check(
     model_config: transformer.ModelConfig, adapters: lora.LoraOptions, teacher: str, dealt: Mapping[str, int]
 ) -> Callable[[Mapping[str, int]], bool]:
-    """fits({axis: size}): whether a mesh divides the policy, a teacher that is here, and each count of `dealt`."""
+    """Returns fits({axis: size}): whether a mesh divides the matrices of policy and teacher, and each count of `dealt`.
+
+    teacher: its folder; a teacher that is not here counts as none.
+    """
     tables = [lora.policy_table(model_config, adapters)]
     if os.path.isdir(teacher):
         tables.append(transformer.param_table(families.load_config(teacher)))
@@ -315,20 +318,16 @@ def _check_model_path(changes, workdir, folder, random_init, steered):
     if change is None:
         return
     copy, names = os.path.join(workdir, 'model'), hf.config_files(folder)
-    same = os.path.isdir(copy) and names == hf.config_files(copy) and _are_equal(copy, folder, names)
+    same = os.path.isdir(copy) and names == hf.config_files(copy)
+    same = same and filecmp.cmpfiles(copy, folder, names, shallow=False)[0] == names
     if same and not (random_init or checkpoint.steps(workdir)):
         old, new = (
             sorted(map(os.path.basename, glob.glob(f'{glob.escape(path)}/*.safetensors')))
             for path in (change.old, folder)
         )
-        same = old == new and _are_equal(change.old, folder, new)
+        same = old == new and filecmp.cmpfiles(change.old, folder, new, shallow=False)[0] == new
     if not same:
         steering.refuse([change], workdir, steered)
-
-
-def _are_equal(old, new, names):
-    """Whether files of these names have the same bytes in two folders."""
-    return all(filecmp.cmp(os.path.join(old, name), os.path.join(new, name), shallow=False) for name in names)
 
 
 def _open_branch(config, workdir, functions, steered, outer):
@@ -362,7 +361,7 @@ def _open_branch(config, workdir, functions, steered, outer):
         )
         source = run.settings.model
         trained = check(abstract_trained, run.model.config, source.lora, source.dtype, run.mesh)
-        check(checkpoint.check_params, check(checkpoint.find_newest, workdir), trained, '--branch', branch)
+        check(checkpoint.check_params, workdir, trained, '--branch', branch)
     return run
 
 
@@ -499,7 +498,10 @@ def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunc
 
 
 def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.Dataset:
-    """The Dataset of the split train or test; without a test split it is `train`, and a warning says so."""
+    """The tokenized Dataset of a split, 'train' or 'test'. Without a test split it is the train split, with a warning.
+
+    train: the split train, if it is read already.
+    """
     options = run.settings.data
     # where the rewards were refused, nobody knows which rows need an answer
     needs_answer = (lambda example: False) if run.rewards is UNMADE else run.rewards.needs_answer
@@ -516,7 +518,10 @@ def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.
 
 
 def open_splits(run: Run, outer: Checks | None = None) -> data.Splits:
-    """The train and test splits, UNMADE without data or tokenizer; BadInput when they share most test prompts."""
+    """The train and test splits; raises BadInput when they share most test prompts.
+
+    outer: as in open_run; the splits are UNMADE where the Run's data or tokenizer are.
+    """
     with Checks(outer) as check:
         readable = UNMADE if UNMADE in (run.settings.data, run.model) else run
         train = check(open_split, readable, 'train')

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from ml_collections import ConfigDict
 
 from grpo_jax import ranges
-from grpo_jax.algorithms import Algorithm, default_numbers
+from grpo_jax.algorithms import Algorithm, default_numbers, is_corrected
 from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
 from grpo_jax.data import DataOptions, list_rows
 from grpo_jax.diagnose import DiagnoseOptions
@@ -217,7 +217,10 @@ class RewardSections(Options):
 
 
 def lock(config: Any) -> Any:
-    """The config, in which a new key is an error where it is set, unless a data set, reward or piece declares it."""
+    """The config, in which a new key is an error where it is set, unless others declare it.
+
+    They are options of data sets and rewards, and numbers of an algorithm's pieces in files.
+    """
     config.algorithm = Options(config.algorithm)
     config.data.options = Options(config.data.options)
     config.data.chat_template_kwargs = Options(config.data.chat_template_kwargs)
@@ -300,7 +303,10 @@ class Settings(NamedTuple):
         return self.shapes(self.data.prompts_per_step * self.group_size // size, size)
 
     def dealt(self, labels: bool = False) -> dict[str, int]:
-        """{name: count} of what is dealt to devices, whose number each must divide; labels: of a reward model."""
+        """{name: count} of the prompts and rows that are dealt to devices, whose number each must divide.
+
+        labels: whether a reward model is trained on labels, and no policy.
+        """
         learning = self.learning
         if labels:
             return {'supervised.batch / learner.microbatches': self.supervised.batch // learning.microbatches}
@@ -369,10 +375,14 @@ class Settings(NamedTuple):
             section = {name: check(_read_key, config, name, key.annotation) for name, key in keys.items()}
             algorithm, model = section['algorithm'], check(ModelSource.from_config, section['model'])
             reward_options = check(RewardOptions.from_config, section['reward'])
-            corrected, group_size = check(_is_corrected, algorithm), section['rollout'].group_size
+            corrected, group_size = check(is_corrected, algorithm), section['rollout'].group_size
             sampling = check(
                 Sampling.from_config, section['rollout'], dtype=model.dtype, corrected=corrected, lora=model.lora
             )
+            plain = {
+                name: check(ranges.read_options, ranges.type_of(keys[name].annotation), section[name], name)
+                for name in ('reference', 'teacher', 'reward_model', 'evaluation', 'checkpoint', 'diagnose')
+            }
             settings = cls(
                 seed=section['seed'],
                 steps=section['steps'],
@@ -388,8 +398,6 @@ class Settings(NamedTuple):
                     corrected=corrected,
                     reward_options=reward_options,
                 ),
-                reference=check(ranges.read_options, ReferenceSource, section['reference'], 'reference'),
-                teacher=check(ranges.read_options, TeacherSource, section['teacher'], 'teacher'),
                 algorithm=algorithm,
                 learning=check(
                     Learning.from_config,
@@ -403,13 +411,10 @@ class Settings(NamedTuple):
                 optimizer=check(Optimization.from_config, section['optimizer']),
                 critic_optimizer=check(Optimization.from_config, section['critic_optimizer'], 'critic_optimizer'),
                 supervised=check(Supervised.from_config, section['supervised']),
-                reward_model=check(ranges.read_options, RewardModelOptions, section['reward_model'], 'reward_model'),
-                evaluation=check(ranges.read_options, Evaluation, section['evaluation'], 'evaluation'),
-                checkpoint=check(ranges.read_options, CheckpointOptions, section['checkpoint'], 'checkpoint'),
                 log=check(LogOptions.from_config, section['log'], reward_options.unverified),
-                diagnose=check(DiagnoseOptions.from_config, section['diagnose']),
                 mesh=section['mesh'],
                 config=config,
+                **plain,
             )
             check(_check_size, settings.data, sampling, group_size, settings.evaluation, settings.supervised)
             check(_check_evaluation, settings.evaluation, settings.checkpoint, sampling)
@@ -426,11 +431,6 @@ def _read_key(config, name, annotation):
     else:
         ranges.check_value(name, value, annotation)
     return value
-
-
-def _is_corrected(algorithm):
-    """Whether the algorithm of a config accounts for completions of other policies."""
-    return algorithm.correction != 'none' or algorithm.ratio_base == 'sampler'
 
 
 def _check_evaluation(evaluation, checkpoint, sampling):

@@ -318,11 +318,6 @@ def _convert_weights(spec, key, params):
     return _cast_weights(spec, others, {name: shardings[name] for name in others}) | {'layers': layers}
 
 
-def _gather_adapters(spec, key, adapters):
-    """The adapters as they are; their shardings are not cut along fsdp."""
-    return adapters
-
-
 def _adapters_shardings(spec):
     """The shardings of adapters that cross to the sampler's side."""
     trained, _ = lora.split(lora.policy_table(spec.model_config, spec.sampling.lora))
@@ -458,7 +453,8 @@ class ProgramKind(NamedTuple):
 
 
 PROGRAMS = {
-    'adapters': ProgramKind(_gather_adapters, ('adapters',), shardings=_adapters_shardings),
+    # the adapters as they are, in shardings that are not cut along fsdp
+    'adapters': ProgramKind(lambda spec, key, adapters: adapters, ('adapters',), shardings=_adapters_shardings),
     'weights': ProgramKind(_convert_weights, ('params',), shardings=_weights_shardings),
     'inspect': ProgramKind(_inspect_layers, ('weights of layers', 'params of layers')),
     'state': ProgramKind(_new_state, ('prompts', 'seed', 'number', 'limits')),
@@ -589,7 +585,10 @@ class SamplerPrograms:
         return self._call(schedule.GIVEN_STATE, prompts, seed, np.int32(step), limits, given)
 
     def resume_state(self, rollout: Any, prompts: Any, seed: Any, limit: Any) -> state.RolloutState:
-        """The RolloutState that goes on where a Rollout paused; arguments as in Engine.resume."""
+        """The RolloutState that goes on where a Rollout paused.
+
+        seed: the key of its noise; limit: an int or i32[B], the most tokens that a row gets; None: to the end.
+        """
         prompts, limits = self._complete(prompts, limit)
         return self._call(schedule.RESUMED_STATE, rollout, prompts, seed, limits, self.tables)
 
@@ -608,17 +607,15 @@ class SamplerPrograms:
         """(unfinished rows, tokens of the longest, tokens of all rows), each i32[]; see `_count_remaining`."""
         return self._call(schedule.REMAINING, rollout_state)
 
-    def open_batch(self, weights: Any, rollout_state: Any, index: int, size: BatchSize) -> state.DecodeBatch:
-        """The DecodeBatch of every shard's `index`-th prompts, prefilled."""
-        return self._call(self.spec.schedule.key('open', size), weights, rollout_state, np.int32(index))
+    def open_batch(
+        self, kind: str, weights: Any, rollout_state: Any, number: int, size: BatchSize
+    ) -> state.DecodeBatch:
+        """The DecodeBatch of some rows of every shard, prefilled; kind says which rows, and what `number` is.
 
-    def resume_rows(self, weights: Any, rollout_state: Any, length: int, size: BatchSize) -> state.DecodeBatch:
-        """The DecodeBatch of every shard's longest unfinished rows, prefilled before own column `length`."""
-        return self._call(self.spec.schedule.key('resume', size), weights, rollout_state, np.int32(length))
-
-    def open_carried(self, weights: Any, rollout_state: Any, length: int, size: BatchSize) -> state.DecodeBatch:
-        """The DecodeBatch of all rows, where carried ones are prefilled before own column `length`."""
-        return self._call(self.spec.schedule.key('carry', size), weights, rollout_state, np.int32(length))
+        'open': those of the number-th prompts. 'resume': the longest unfinished ones, before own column `number`.
+        'carry': all, where carried ones are prefilled before own column `number`.
+        """
+        return self._call(self.spec.schedule.key(kind, size), weights, rollout_state, np.int32(number))
 
     def wake(self, batch: Any, rollout_state: Any, tokens: int, size: BatchSize) -> Any:
         """(DecodeBatch, RolloutState, Report): rows that paused at their limit may get so many tokens more."""
