@@ -66,6 +66,12 @@ def _stop_loop(loop):
         loop.call_soon_threadsafe(loop.stop)
 
 
+class Services(dict):
+    """Clients of services by the part that asks them, see rewards.remote.client."""
+
+    stores = True  # whether their verdicts are stored; else they are known until the clients are gone
+
+
 class Resources:
     """Threads, processes and models that a run's rewards share; each starts when first needed and ends with close."""
 
@@ -79,7 +85,7 @@ class Resources:
         self.pool = Pool(workers, deadline=deadline, memory_gib=memory_gib)
         self.sandbox = Sandbox()
         self.models = {}  # reward models by where they come from, see rewards.model.load
-        self.services = {}  # clients of services by the part that asks them, see rewards.remote.client
+        self.services = Services()
         self.event_loop = EventLoop()
 
     def close(self, wait: bool = True):

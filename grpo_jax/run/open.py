@@ -88,10 +88,12 @@ def open_training(
     steered: Steering | None = None,
     outer: Checks | None = None,
     examples: Mapping[str, Iterable] | Iterable | None = None,
+    stores: bool = True,
 ) -> tuple[Run, data.Splits]:
     """The Run of a training, whose rewards have been called once, and its splits.
 
-    examples: rows by split, or those to learn from, in the place of the config's data. Other arguments: as in open_run.
+    examples: rows by split, or those to learn from, in the place of the config's data; stores: whether verdicts of
+    services are stored. Other arguments: as in open_run.
     """
     with Checks(outer) as check:
         config = config if examples is None else make_python_config(config)
@@ -100,7 +102,7 @@ def open_training(
             run = dataclasses.replace(run, settings=run.settings.with_rows(examples))
         splits = open_splits(run, check)
         check(data.warn_of_count, splits.train, run.settings.data.prompts_per_step)
-        tried = check(gold.try_out, run.rewards, splits.train.examples)
+        tried = check(gold.try_out, run.rewards, splits.train.examples, stores)
         settings = check(run.settings.with_steps, check(len, splits.train.examples), run.algorithm)
         check(refuse_fewer_steps, settings.steps, max(checkpoint.steps(run.workdir), default=0))
         read = UNMADE if UNMADE in splits else splits._asdict()

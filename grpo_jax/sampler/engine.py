@@ -247,6 +247,7 @@ class Engine:
         while ongoing.unfinished:
             if self.schedule.carried:
                 size, length = fresh, ongoing.longest
+                stats.peak_bytes = self.schedule.opening_bytes
                 batch = programs.open_carried(ongoing.weights, ongoing.state, length, size)
             elif opened < self.schedule.prompts:
                 size, length = fresh, 0
