@@ -75,9 +75,8 @@ class Schedule(NamedTuple):
 
     @property
     def opening_bytes(self) -> int:
-        """Bytes of the batch of all rows as it opens: carried rows are prefilled in a cache of their own beside it."""
-        rows = self.carried * self.group
-        return self.bytes(self.prompts, self.prompts * self.group, 1) + self.bytes(rows, rows, 1)
+        """Bytes of the batch of all rows as it opens: carried rows are prefilled in a chunk of their own beside it."""
+        return self.bytes(self.prompts, self.prompts * self.group, 1) + self.bytes(0, self.carried * self.group, 1)
 
     def fits(self, prompts: int, rows: int, chunks: int) -> bool:
         """Whether a cache stays within the budget, also while it shrinks."""

@@ -187,12 +187,11 @@ def test_rows_that_go_on_never_outgrow_the_budget_with_their_second_chunk():
 
 
 def test_what_carried_rows_take_while_a_batch_opens_is_counted():
-    # the batch as it opens, 4 x 96 + 32 x 8 = 640, and a cache of its own for 16 carried rows, each with its prompt:
-    # 16 x (96 + 8) = 1664; later both chunks take 4 x 96 + 32 x 16 = 896
+    # the batch as it opens, 4 x 96 + 32 x 8 = 640 columns, and a chunk of its own for 16 carried rows, 16 x 8; later
+    # both chunks take 4 x 96 + 32 x 16 = 896
     sizes = schedule.make_schedule(
-        (4, 8, 8), block=8, segment=2, halvings=0, prompt_columns=96, column_bytes=1, budget=2304
+        (4, 8, 8), block=8, segment=2, halvings=0, prompt_columns=96, column_bytes=2, budget=0
     )
     carrying = schedule.let_carry(sizes, 2)
-    assert carrying.opening_bytes == carrying.peak_bytes(*carrying.whole_batch) == 640 + 1664
-    with pytest.raises(BadInput, match='collection.in_flight needs: they take'):
-        schedule.let_carry(sizes._replace(budget=2303), 2)
+    assert carrying.opening_bytes == carrying.peak_bytes(4, 32, 1) == 2 * (640 + 128)
+    assert carrying.peak_bytes(*carrying.whole_batch) == 2 * 896
