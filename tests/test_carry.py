@@ -17,6 +17,7 @@ from grpo_jax.run import branch, checkpoint
 from grpo_jax.run.open import make_policy, make_run_sampler, open_run, open_splits
 from grpo_jax.run.steering import Steering
 from grpo_jax.sampler import engine as engines
+from grpo_jax.tools import provenance
 from grpo_jax.types import TrainState
 from tests import tiny_run
 
@@ -191,9 +192,11 @@ def test_a_changed_shape_is_refused_and_a_branch_draws_again_what_was_under_way(
     config = tiny_run.config(steps=2, **CARRIED)
     train.run(config, str(tmp_path / 'run'))
     before = (tmp_path / 'run' / 'config.json').read_text()
+    assert not [*provenance.verify(str(tmp_path / 'run'))]  # bytes have the digest that they were saved with
     config.rollout.max_tokens, config.steps = 32, 3
-    with pytest.raises(BadInput, match='under way in the checkpoint'):
-        train.run(config, str(tmp_path / 'run'), steering=Steering(amend=True))
+    for start in (train.check, train.run):
+        with pytest.raises(BadInput, match='under way in the checkpoint'):
+            start(config, str(tmp_path / 'run'), steering=Steering(amend=True))
     assert (tmp_path / 'run' / 'config.json').read_text() == before
     recorded = checkpoint.recorded_pending(checkpoint.path_of(str(tmp_path / 'run'), 2))
     assert list(recorded) == ['carried']

@@ -130,6 +130,7 @@ def open_run(
         config = config if whole is UNMADE else whole
         open_it = _open_branch if steered.branch else open_config
         run = open_it(config, workdir, functions=functions, steered=steered, outer=check)
+        check(_check_pending, run.workdir, check(recorded_form, config))
         algorithm = make_algorithm(config, algorithm, check)
         pieces_changed = check(steering.piece_changes, run.workdir, check(algorithms.describe_pieces, algorithm))
         check(steering.check, pieces_changed, run.workdir, steered)
@@ -209,6 +210,14 @@ def _check_workdir(workdir):
     names = [] if _is_begun(workdir) or not os.path.isdir(workdir) else os.listdir(workdir)
     if others := [name for name in names if name[0] != '.' and name.removesuffix('.writing') not in WRITTEN]:
         raise BadInput('--workdir', workdir, f'holds no run, but other things, like {min(others)}; name a new folder')
+
+
+def _check_pending(workdir, recorded):
+    """Raises BadInput for amended shapes while the newest checkpoint has completions; recorded: the config as JSON."""
+    for step in checkpoint.steps(workdir)[:1]:
+        amended = steering.keys_amended_since(workdir, step, steering.changes(workdir, recorded))
+        with contextlib.suppress(checkpoint.Damaged):  # the run says so, and goes on from an earlier one
+            checkpoint.check_reshaping(checkpoint.recorded_pending(checkpoint.path_of(workdir, step)), amended)
 
 
 def _read_model(source, workdir, folder, changes, head):
