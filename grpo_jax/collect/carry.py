@@ -12,20 +12,11 @@ import functools
 from typing import Any
 
 import jax
-from jaxtyping import Int
 import numpy as np
 
 from grpo_jax import rewards
 from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, rows_of, stack
-from grpo_jax.collect.pending import (
-    Pending,
-    PendingGroup,
-    blank_rewards,
-    ended_rows,
-    pack_groups,
-    try_rewards,
-    unpack_groups,
-)
+from grpo_jax.collect.pending import Pending, PendingGroup, ended_rows, pack_groups, try_rewards, unpack_groups
 from grpo_jax.hosts import processes
 from grpo_jax.sampler.engine import Enough
 from grpo_jax.sharding import batches
@@ -42,7 +33,7 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
     assert engine is not None, 'completions are sampled'
     prompts, size, in_flight = drawer.prompts, drawer.shapes.group_size, options.in_flight
     examples, key = drawer.dataset.examples, jax.random.key(drawer.seed)
-    order = np.array(deal(prompts, in_flight, batches.devices_along(engine.mesh, ROW_AXES)))
+    order = deal(prompts, in_flight, batches.devices_along(engine.mesh, ROW_AXES))
 
     def collect(state, progress, index=0):
         step = int(state.step)
@@ -61,20 +52,15 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
         asked_for = engine.put(as_prompts(drawer, dealt).replace(first=first))
         rollout, stats = engine.go_on(
             state.params, engine.put(before), asked_for, key, step, Enough(prompts, aged),
-            finished=stream.add, progress=progress,
+            reported=np.concatenate([group.judged for group in dealt]), finished=stream.add, progress=progress,
         )  # fmt: skip
         after, places = processes.fetch(rollout), np.argsort(order)  # the place of each group
         groups = [group._replace(rollout=rows_of(after, places[i], size)) for i, group in enumerate(groups)]
 
-        def judge(known):
-            results = processes.gather_rows(stream.rows, stream.results())
-            rows = processes.gather_rows(stream.rows, np.array(stream.rows, int))  # of the engine
-            return add_rewards(known, order[rows // size] * size + rows % size, results)
-
         def settle_all():
             known, failure = earlier()
             known = with_rewards(groups, known)
-            settled, error = try_rewards(lambda: judge(known), known)
+            settled, error = try_rewards(lambda: add_rewards(known, stream, places, size), known)
             return settled, failure or error
 
         settle = Once(settle_all)
@@ -106,9 +92,9 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
             settled, failure = settle()
             return [settled[place] for place in left], failure
 
+        going_on = [groups[place]._replace(judged=ended_rows(groups[place].rollout)) for place in left]  # or soon
         pending = Pending(
-            lambda: {'carried': pack_groups(settle_left()[0], {'begun': begun})},
-            ([groups[place] for place in left], settle_left, begun),
+            lambda: {'carried': pack_groups(settle_left()[0], {'begun': begun})}, (going_on, settle_left, begun)
         )
         return draw, state.replace(aux=aux, pending=pending)
 
@@ -140,31 +126,18 @@ class Once:
         return self._value
 
 
-def load_groups(
-    pending: Any, drawer: Drawer, step: int
-) -> tuple[list[PendingGroup], Callable[[], tuple[list[PendingGroup], Exception | None]], int]:
-    """(the groups under way when a step begins, in the order of admission; settle; the step whose groups were first).
+def load_groups(pending: Any, drawer: Drawer, step: int) -> tuple[list[PendingGroup], Callable[[], Any], int]:
+    """(the groups under way when a step begins, in the order of admission; settle; the step that admitted the first).
 
     settle() -> (the groups with rewards, the error of a reward that ends the run or None). It waits for the rewards of
-    finished rows, so that the step may begin before.
+    finished rows, so that the step may begin before. Rows that have ended and are not judged are judged in this step.
     """
     if isinstance(pending, Pending):
         return pending.value
     if not pending:
         return [], lambda: ([], None), step
     groups, note = unpack_groups(pending['carried'], drawer.dataset, drawer.sampling.pad_token)
-    return groups, lambda: try_rewards(lambda: judge_ended(groups, drawer, step), groups), note['begun']
-
-
-def judge_ended(groups: Sequence[PendingGroup], drawer: Drawer, step: int) -> list[PendingGroup]:
-    """The groups with rewards for rows that have ended and have none, since a reward has ended the run before."""
-    unjudged = [np.flatnonzero(ended_rows(group.rollout) & ~group.judged) for group in groups]
-    if not any(map(len, unjudged)):
-        return [*groups]
-    rows = np.concatenate([place * len(groups[0].judged) + own for place, own in enumerate(unjudged)])
-    rollout = jax.tree.map(lambda x: x[rows], stack([group.rollout for group in groups]))
-    asked = [drawer.dataset.examples[groups[row // len(groups[0].judged)].index] for row in rows]
-    return add_rewards(groups, rows, drawer.judge(asked, rollout, step))
+    return groups, lambda: (groups, None), note['begun']
 
 
 def with_rewards(groups: Sequence[PendingGroup], earlier: Sequence[PendingGroup]) -> list[PendingGroup]:
@@ -174,17 +147,23 @@ def with_rewards(groups: Sequence[PendingGroup], earlier: Sequence[PendingGroup]
 
 
 def add_rewards(
-    groups: Sequence[PendingGroup], rows: Int[np.ndarray, ' R'], rewarded: rewards.Rewards
+    groups: Sequence[PendingGroup], stream: rewards.RewardStream, places: Sequence[int] | np.ndarray, size: int
 ) -> list[PendingGroup]:
-    """The groups with the rewards of these rows, whose numbers count through all groups."""
+    """The groups with the rewards of the rows that have ended in this step; all processes must call it.
+
+    stream: judges them, by row of the engine; places: which place of the engine each group of `size` rows has.
+    """
+    results = processes.gather_rows(stream.rows, stream.results())
+    numbers = processes.gather_rows(stream.rows, np.array(stream.rows, int))
     settled = []
-    for place, group in enumerate(groups):
-        new = np.flatnonzero(rows // len(group.judged) == place)
-        own, judged, whole = rows[new] % len(group.judged), group.judged.copy(), jax.tree.map(np.copy, group.rewarded)
-        for known, given in zip(jax.tree.leaves(whole), jax.tree.leaves(rewarded), strict=True):
-            known[own] = given[new]
-        judged[own] = True
-        settled.append(group._replace(judged=judged, rewarded=whole))
+    for group, place in zip(groups, places, strict=True):
+        new = np.flatnonzero(numbers // size == place)
+        rows, judged = numbers[new] % size, group.judged.copy()
+        rewarded = jax.tree.map(np.copy, group.rewarded)
+        for whole, known in zip(jax.tree.leaves(rewarded), jax.tree.leaves(results), strict=True):
+            whole[rows] = known[new]
+        judged[rows] = True
+        settled.append(group._replace(judged=judged, rewarded=rewarded))
     return settled
 
 
@@ -196,8 +175,7 @@ def admit(drawer: Drawer, indices: np.ndarray, step: int, position: int, index: 
     size, (queries, columns) = drawer.shapes.group_size, drawer.shapes[2:]
     first = drawer.count_earlier_samples(indices) + index * 2**16
     _, prompts = drawer.pick_prompts(indices)
-    unjudged = np.zeros(size, bool), blank_rewards(drawer.reward_functions, size)
-    groups = []
+    groups, unjudged = [], (np.zeros(size, bool), drawer.unjudged(size))
     for place, index in enumerate(np.asarray(indices).tolist()):
         tokens = np.full((size, queries + columns), drawer.sampling.pad_token, np.int32)
         tokens[:, :queries] = prompts.tokens[place]

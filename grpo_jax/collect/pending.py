@@ -18,7 +18,7 @@ import numpy as np
 from grpo_jax.collect.draw import rows_of, stack
 from grpo_jax.data import Dataset
 from grpo_jax.hosts import processes
-from grpo_jax.rewards import RewardFunctions, Rewards, compute_rewards
+from grpo_jax.rewards import Rewards
 from grpo_jax.types import Rollout
 
 T = TypeVar('T')
@@ -53,18 +53,10 @@ class Pending(NamedTuple):
     value: Any  # for the collector that has left it
 
 
-def blank_rewards(reward_functions: RewardFunctions, rows: int) -> Rewards:
-    """The Rewards of rows that are not judged."""
-    blanks, like = {'O': '', 'f': np.nan}, compute_rewards(reward_functions, [], [], [], [])
-    blank = jax.tree.map(lambda x: np.full(rows, blanks.get(x.dtype.kind, 0), x.dtype), like)
-    return blank._replace(lengths=np.zeros(rows, int))
-
-
 def try_rewards(judge: Callable[[], T], unjudged: T) -> tuple[T, Exception | None]:
-    """(what `judge` returns, None), or (unjudged, the error) where a reward ends the run.
+    """(what `judge` returns, None); where a reward ends the run, (unjudged, its error), so that a checkpoint has them.
 
-    The step that learns from the completions raises the error. A checkpoint holds them unjudged, so that no step is
-    lost for it. Raises the error at once where other processes wait for these rewards, and nothing could be saved.
+    Raises the error at once where other processes wait for these rewards, and nothing could be saved.
     """
     try:
         return judge(), None

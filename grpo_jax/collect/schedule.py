@@ -9,7 +9,7 @@ token, Rollout.version, is the draw's number less k, but not before the step in 
 """
 
 from collections.abc import Sequence
-import concurrent.futures
+from concurrent.futures import Future
 import dataclasses
 import functools
 from typing import Any
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.collect.draw import ChosenPrompts, Collect, Draw, Drawer, rows_of, stack
-from grpo_jax.collect.pending import Pending, PendingGroup, blank_rewards, pack_groups, try_rewards, unpack_groups
+from grpo_jax.collect.pending import Pending, PendingGroup, pack_groups, try_rewards, unpack_groups
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora
 from grpo_jax.sampler.engine import Stats
@@ -50,7 +50,7 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
     def collect_ahead(state, progress):
         step = int(state.step)
         finished, inner, begun = load_draws(state.pending, drawer, step)
-        draws: list[Draw | concurrent.futures.Future] = [*finished]
+        draws: list[Draw | Future] = [*finished]
         sampled = state.replace(pending=inner)
         for number in range(step + len(draws), step + staleness + 1):
             draw, sampled = begin(sampled.replace(step=jnp.int32(number)), progress)
@@ -68,16 +68,13 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
     return collect_ahead
 
 
-def take_draw(draw: Draw | concurrent.futures.Future) -> Draw:
+def take_draw(draw: Draw | Future) -> Draw:
     """The Draw, which another thread may still be sampling; raises that thread's error."""
-    return draw.result() if isinstance(draw, concurrent.futures.Future) else draw
+    return draw.result() if isinstance(draw, Future) else draw
 
 
 def load_draws(pending: Any, drawer: Drawer, step: int) -> tuple[list[Draw], Any, int]:
-    """(the draws that wait, in the order of their steps from `step` on; what is pending inside them; the first step).
-
-    The first step is the one in which this run has begun to sample ahead.
-    """
+    """(the draws of steps from `step` on; what is pending inside them; the step in which this run began to sample)."""
     if pending is None:
         return [], None, step
     if isinstance(pending, Pending):
@@ -89,9 +86,7 @@ def load_draws(pending: Any, drawer: Drawer, step: int) -> tuple[list[Draw], Any
     return [*draws], inner or None, begun[0]
 
 
-def pack_draws(
-    draws: Sequence[Draw | concurrent.futures.Future], inner: Any, begun: int, drawer: Drawer
-) -> dict[str, np.ndarray]:
+def pack_draws(draws: Sequence[Draw | Future], inner: Any, begun: int, drawer: Drawer) -> dict[str, np.ndarray]:
     """What is pending as a checkpoint holds it: a draw under each number from 0, and what is pending inside the draws.
 
     begun: as of load_draws. Waits for the rewards. All processes must call it.
@@ -106,7 +101,7 @@ def pack_draw(draw: Draw, begun: int, drawer: Drawer) -> np.ndarray:
     index_of = {example.id: index for index, example in enumerate(drawer.dataset.examples)}
     rollout, groups = processes.fetch(draw.rollout), []
     rows = len(rollout.truncated)
-    rewarded, failure = try_rewards(draw.finish_rewards, blank_rewards(drawer.reward_functions, rows))
+    rewarded, failure = try_rewards(draw.finish_rewards, drawer.unjudged(rows))
     size = rows // len(draw.examples)
     judged = np.full(size, failure is None)
     for place, example in enumerate(draw.examples):

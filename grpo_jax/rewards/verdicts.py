@@ -14,11 +14,18 @@ from grpo_jax.hosts import files
 BLOCK = 1 << 24  # bytes that are indexed at once
 
 
+class Services(dict):
+    """Clients of services by the part that asks them, see rewards.remote.client."""
+
+    stores = True  # whether their verdicts are stored; else they are known until the clients are gone
+
+
 class Store:
     """Records by key in a file of lines; threads and processes may use it at once, and may be killed at any moment.
 
     A line that a killed process left unfinished is passed over. Until the folder of the file is there, and in a Store
-    that does not write, records wait in memory. Only the places of records are kept in memory, since their answers may be long.
+    that does not write, records wait in memory. Only the places of stored ones are there too, since answers may be
+    long.
     """
 
     def __init__(self, path: str, writes: bool = True):
