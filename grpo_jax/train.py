@@ -149,7 +149,7 @@ def check(config, workdir, algorithm=None, functions=None, steering=None, exampl
     Raises BadInput for all that would end the run before its first step, failures of the gold self-test among it.
     """
     with Checks() as checks:
-        run, splits = open_training(config, workdir, algorithm, functions, steering, checks, examples)
+        run, splits = open_training(config, workdir, algorithm, functions, steering, checks, examples, stores=False)
         checks(gold.check, run.rewards, splits.train.examples)
     settings, begun = run.settings, checkpoint.steps(run.workdir) or (steering and steering.branch)
     with Checks() as checks, run.rewards:

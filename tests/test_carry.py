@@ -9,13 +9,15 @@ import pytest
 
 from grpo_jax import data, rewards, train
 from grpo_jax.collect import pending
+from grpo_jax.collect.draw import Drawer
 from grpo_jax.collect.select import make_collector
 from grpo_jax.errors import BadInput
-from grpo_jax.rewards import RewardStream, numeric
+from grpo_jax.rewards import RewardStream
 from grpo_jax.run import branch, checkpoint
 from grpo_jax.run.open import make_policy, make_run_sampler, open_run, open_splits
 from grpo_jax.run.steering import Steering
 from grpo_jax.sampler import engine as engines
+from grpo_jax.tools import provenance
 from grpo_jax.types import TrainState
 from tests import tiny_run
 
@@ -97,6 +99,7 @@ def test_groups_are_taken_in_the_order_of_admission_and_none_is_lost(tmp_path):
         rewarded = draw.finish_rewards()
         assert np.isfinite(rewarded.rewards).all() and (rewarded.lengths > 0).all()
     assert draw.counts['carried_rows'] > 0 and draw.counts['prefilled_again'] > 0
+    assert draw.stats.peak_bytes >= collector.engine.schedule.opening_bytes
 
 
 def test_the_next_completions_are_sampled_before_the_rewards_of_the_last_ones_are_there(tmp_path, monkeypatch):
@@ -189,9 +192,11 @@ def test_a_changed_shape_is_refused_and_a_branch_draws_again_what_was_under_way(
     config = tiny_run.config(steps=2, **CARRIED)
     train.run(config, str(tmp_path / 'run'))
     before = (tmp_path / 'run' / 'config.json').read_text()
+    assert not [*provenance.verify(str(tmp_path / 'run'))]  # bytes have the digest that they were saved with
     config.rollout.max_tokens, config.steps = 32, 3
-    with pytest.raises(BadInput, match='under way in the checkpoint'):
-        train.run(config, str(tmp_path / 'run'), steering=Steering(amend=True))
+    for start in (train.check, train.run):
+        with pytest.raises(BadInput, match='under way in the checkpoint'):
+            start(config, str(tmp_path / 'run'), steering=Steering(amend=True))
     assert (tmp_path / 'run' / 'config.json').read_text() == before
     recorded = checkpoint.recorded_pending(checkpoint.path_of(str(tmp_path / 'run'), 2))
     assert list(recorded) == ['carried']
@@ -283,24 +288,77 @@ def test_an_outage_does_not_last_in_what_it_has_left_under_way(tmp_path):
     assert [row['reward_missing'] for row in tiny_run.rows(tmp_path)] == [0, 0, 0]
 
 
-def test_a_reward_that_ends_the_run_loses_no_step_that_was_finished(tmp_path, monkeypatch):
+@pytest.mark.parametrize('in_flight', [0, 4])
+def test_a_reward_that_ends_the_run_loses_no_step_that_was_finished(in_flight, tmp_path, monkeypatch):
     """Its completions wait unjudged in the checkpoint, and are judged by the run that goes on."""
-    changes, spent = dict(collection__in_flight=0, collection__staleness=1, rollout__max_tokens=8), []
+    changes, spent, results = dict(collection__in_flight=in_flight, collection__staleness=1), [], RewardStream.results
 
-    def judge(completion, example):
-        if spent:
+    def wait(stream):
+        if spent and stream._reward_functions.step >= 3:
             raise BadInput('reward.options.judge.most_calls', 3, 'is spent; raise it')
-        return float('8' in completion)
+        return results(stream)
 
     def train_in(workdir, **options):
-        config = tiny_run.config(steps=3, checkpoint__every=100, reward__self_test=1.0, **CARRIED | changes)
+        config = tiny_run.config(steps=6, checkpoint__every=100, **CARRIED | changes)
         return train.run(config, str(tmp_path / workdir), **options)
 
-    monkeypatch.setattr(numeric, 'reward', judge)
+    monkeypatch.setattr(RewardStream, 'results', wait)
     with pytest.raises(BadInput, match='is spent'):
         train_in('stopped', on_step=lambda step, row: spent.append(step))
-    assert checkpoint.steps(str(tmp_path / 'stopped')) == [2]
+    assert checkpoint.steps(str(tmp_path / 'stopped')) == [3]
+    path = checkpoint.path_of(str(tmp_path / 'stopped'), 3)
+    saved = checkpoint.read_tree(path, {'pending': checkpoint.recorded_pending(path)}, partial=True)['pending']
+    data_set = open_splits(open_run(tiny_run.config(**CARRIED), str(tmp_path / 'none'))).train
+    for packed in saved.values():  # of step 3, and the groups that go on
+        groups = pending.unpack_groups(packed, data_set, 0)[0]
+        assert any((pending.ended_rows(group.rollout) & ~group.judged).any() for group in groups)
     spent.clear()
     states = [train_in(name) for name in ('stopped', 'straight')]
     assert tiny_run.rows(tmp_path / 'stopped') == tiny_run.rows(tmp_path / 'straight')
-    jax.tree.map(np.testing.assert_array_equal, *[jax.device_get(state.params) for state in states])
+    jax.tree.map(np.testing.assert_array_equal, *[state.replace(pending=None) for state in states])
+    jax.tree.map(np.testing.assert_array_equal, *[state.pending.pack() for state in states])
+
+
+def test_rewards_that_an_outage_has_left_under_way_are_computed_again_by_the_step_that_learns(tmp_path, monkeypatch):
+    away, asked, judge = [], [], Drawer.judge
+
+    def mine(completion, example):
+        if away and len(completion) < 20:
+            raise KeyError('the service is away')
+        return float('8' in completion)
+
+    def judge_again(drawer, examples, rollout, step):
+        asked.append((len(examples), step))
+        return judge(drawer, examples, rollout, step)
+
+    monkeypatch.setattr(Drawer, 'judge', judge_again)
+    config = tiny_run.config(reward__retries=0, reward__most_missing=0.99, **CARRIED)
+    config.reward.parts, config.reward.verifier, functions = (('mine', 1.0),), '', {'mine': mine}
+    config.steps = 3  # in steps 1 and 2 no short completion is rewarded
+    changing = {0: lambda: away.append(0), 1: lambda: None, 2: away.clear}
+    train.run(config, str(tmp_path), functions=functions, on_step=lambda step, row: changing[step]())
+    assert tiny_run.rows(tmp_path)[2]['reward_missing'] > 0.1 and not asked
+    config.steps, config.reward.most_missing = 5, 0.0
+    train.run(config, str(tmp_path), functions=functions)
+    assert [row['reward_missing'] for row in tiny_run.rows(tmp_path)[3:]] == [0, 0]
+    assert asked and set(asked) <= {(4, 3), (4, 4)}  # all P groups of the step, by its number
+
+
+@pytest.mark.parametrize('in_flight', [0, 4])
+def test_a_run_that_begins_at_a_later_step_has_sampled_nothing_before(in_flight, tmp_path):
+    # as a branch does, and a run whose data has changed
+    _, collector, state = open_collector(tmp_path, collection__in_flight=in_flight, collection__staleness=2)
+    for step, oldest in zip(range(5, 9), (5, 5, 5, 5 if in_flight else 6), strict=True):
+        draw, state = collector.collect(state.replace(step=jnp.int32(step)), lambda *_: None)
+        version = jax.device_get(draw.rollout.version)[jax.device_get(draw.rollout.completion_mask)]
+        assert version.min() == oldest and version.max() <= step
+        assert not in_flight or draw.counts['token_age_most'] == step - oldest >= draw.counts['group_age']
+        state = state.replace(pending=state.pending.pack())  # what begins is remembered
+
+
+def test_a_branch_counts_ages_from_its_first_step(tmp_path):
+    config = tiny_run.config(steps=2, **CARRIED | dict(collection__in_flight=0, collection__staleness=1))
+    train.run(config, str(tmp_path / 'run'))
+    config.steps = 5
+    train.run(config, str(tmp_path / 'run'), steering=Steering(branch=str(tmp_path / 'branch')))
+    assert [row['staleness'] for row in tiny_run.rows(tmp_path / 'branch')] == [0, 1, 1]

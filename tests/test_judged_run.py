@@ -133,6 +133,27 @@ def test_a_run_is_made_again_from_its_verdicts_without_the_service(tmp_path):
     assert not any(row['judge/calls'] for row in tiny_run.rows(tmp_path / 'again', 'timings.jsonl'))
 
 
+def contents_of(folder):
+    """{path: content} of all files below a folder."""
+    return {str(path): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+
+@pytest.mark.parametrize('store', ['', 'shared.jsonl'])
+def test_a_check_of_a_begun_run_reads_its_verdicts_and_stores_none(store, tmp_path):
+    (tmp_path / 'graded.jsonl').write_text('{"prompt": "2+2?", "completion": "5", "label": 0}\n', encoding='utf8')
+    options = {'store': store and str(tmp_path / store)}
+    with serving(default='hash') as service:
+        small = config(service.url, **options)
+        small.steps = 1
+        train.run(small, str(tmp_path / 'run'))
+        before, asked = contents_of(tmp_path), len(service.bodies)
+        train.check(small, str(tmp_path / 'run'))
+        assert len(service.bodies) == asked  # the run has stored what is asked of it
+        small.reward.options.judge.update({'labels': str(tmp_path / 'graded.jsonl'), 'agreement': 0.0})
+        train.check(small, str(tmp_path / 'run'))
+        assert len(service.bodies) == asked + 1 and contents_of(tmp_path) == before
+
+
 def test_a_check_writes_nothing_and_says_what_is_wrong(tmp_path, monkeypatch):
     with serving(default='hash') as service:
         train.check(config(service.url), str(tmp_path / 'run'))

@@ -138,6 +138,14 @@ def test_two_processes_equal_one(alone, tmp_path):
     assert_equal(tmp_path, alone)
 
 
+def test_two_processes_equal_one_with_steps_that_do_not_wait(long, tmp_path):
+    flags = ['--config.collection.in_flight=4', '--config.collection.staleness=1', '--config.rollout.max_tokens=90']
+    for count in (1, 2):
+        Run(tmp_path / f'{count}', count, *flags, '--config.algorithm.correction=truncated').succeeds()
+    assert any(row['carried_rows'] for row in tiny_run.rows(tmp_path / '2'))
+    assert_equal(tmp_path / '2', tmp_path / '1')
+
+
 def test_two_processes_with_adapters_equal_one_from_their_cold_start_on(long, tmp_path):
     flags = (
         '--config.supervised.updates=1',

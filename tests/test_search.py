@@ -109,6 +109,15 @@ def test_what_formulas_know_of_each_choice(planned):
     assert update(data=4, fsdp=1)[1] > memory
 
 
+def test_the_formula_of_the_cache_knows_groups_under_way(planned, tmp_path):
+    carried = plan.make(config(tmp_path, collection__in_flight=4, algorithm__correction='truncated'), 'v5e:2x2')
+    plain, more = (model.guess(made, model.setting_of(made.config)).memory for made in (planned, carried))
+    shape = planned.run.model.config
+    column = 2 * shape.layers * shape.kv_heads * shape.head_dim * 2  # keys and values of a token in bfloat16
+    # on a chip one group of 4 rows, 6 + 4 x 12 columns; and two groups, each with 6 + 4 x (12 + 12)
+    assert more['rollout'] - plain['rollout'] == column * (2 * (6 + 4 * 24) - (6 + 4 * 12))
+
+
 def test_what_was_compiled_corrects_the_formulas(planned, monkeypatch):
     own = model.setting_of(planned.config)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from grpo_jax import rewards
 from grpo_jax.collect.draw import ChosenPrompts, Draw, Drawer, rows_of, stack
-from grpo_jax.collect.pending import Pending, PendingGroup, blank_rewards, ended_rows, pack_groups, unpack_groups
+from grpo_jax.collect.pending import Pending, PendingGroup, ended_rows, pack_groups, try_rewards, unpack_groups
 from grpo_jax.hosts import processes
 from grpo_jax.sampler.engine import Enough
 from grpo_jax.sharding import batches
@@ -37,7 +37,7 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
 
     def collect(state, progress, index=0):
         step = int(state.step)
-        groups, earlier = load_groups(state.pending, drawer)
+        groups, earlier, begun = load_groups(state.pending, drawer, step)
         chosen, aux = drawer.choose(step, dict(state.aux), count=prompts + in_flight - len(groups))
         groups += admit(drawer, chosen.indices, step, int(state.aux['position']), index)
         dealt = [groups[place] for place in order]
@@ -47,16 +47,23 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
         )
         aged = np.array([0 < options.max_age <= step - group.since for group in dealt])
 
-        before = stack([group.rollout for group in dealt])
+        before, judged = stack([group.rollout for group in dealt]), np.concatenate([group.judged for group in dealt])
         first = np.array([group.first for group in dealt], np.int32)
         asked_for = engine.put(as_prompts(drawer, dealt).replace(first=first))
         rollout, stats = engine.go_on(
-            state.params, engine.put(before), asked_for, key, step, Enough(prompts, aged),
+            state.params, engine.put(before), asked_for, key, step, Enough(prompts, aged, judged),
             finished=stream.add, progress=progress,
         )  # fmt: skip
         after, places = processes.fetch(rollout), np.argsort(order)  # the place of each group
         groups = [group._replace(rollout=rows_of(after, places[i], size)) for i, group in enumerate(groups)]
-        settle = Once(lambda: add_rewards(with_rewards(groups, earlier()), stream, places, size))
+
+        def settle_all():
+            known, failure = earlier()
+            known = with_rewards(groups, known)
+            settled, error = try_rewards(lambda: add_rewards(known, stream, places, size), known)
+            return settled, failure or error
+
+        settle = Once(settle_all)
         complete = [place for place, group in enumerate(groups) if group.complete]
         taken = complete[:prompts]
         left = [place for place in range(len(groups)) if place not in taken]
@@ -65,24 +72,29 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
         asked, completions = [examples[group.index] for group in learned], stack([group.rollout for group in learned])
 
         def finish_rewards():
-            rewarded = stack([settle()[place].rewarded for place in taken])
+            settled, failure = settle()
+            if failure:
+                raise failure
+            rewarded = stack([settled[place].rewarded for place in taken])
             return drawer.judge_again(asked, completions, rewarded, step)
 
         draw = Draw(
             asked,
             batches.put_rows(completions, drawer.mesh),
             functools.cache(finish_rewards),
-            counts=count_ages(learned, before, step, options.staleness, waiting=len(complete) - prompts),
+            counts=count_ages(learned, before, step, (options.staleness, begun), waiting=len(complete) - prompts),
             stats=stats,
             streams=[stream],
             chosen=ChosenPrompts(np.array([group.index for group in learned]), 0, learned[0].position),
         )
 
         def settle_left():
-            return [settle()[place] for place in left]
+            settled, failure = settle()
+            return [settled[place] for place in left], failure
 
+        going_on = [groups[place]._replace(judged=ended_rows(groups[place].rollout)) for place in left]  # or soon
         pending = Pending(
-            lambda: {'carried': pack_groups(settle_left())}, ([groups[place] for place in left], settle_left)
+            lambda: {'carried': pack_groups(settle_left()[0], {'begun': begun})}, (going_on, settle_left, begun)
         )
         return draw, state.replace(aux=aux, pending=pending)
 
@@ -114,15 +126,18 @@ class Once:
         return self._value
 
 
-def load_groups(pending: Any, drawer: Drawer) -> tuple[list[PendingGroup], Callable[[], list[PendingGroup]]]:
-    """(the groups under way when a step begins, in the order of admission; a function that returns them with rewards).
+def load_groups(pending: Any, drawer: Drawer, step: int) -> tuple[list[PendingGroup], Callable[[], Any], int]:
+    """(the groups under way when a step begins, in the order of admission; settle; the step that admitted the first).
 
-    The function waits for the rewards of finished rows, so that the step may begin before.
+    settle() -> (the groups with rewards, the error of a reward that ends the run or None). It waits for the rewards of
+    finished rows, so that the step may begin before. Rows that have ended and are not judged are judged in this step.
     """
     if isinstance(pending, Pending):
         return pending.value
-    groups = unpack_groups(pending['carried'], drawer.dataset, drawer.sampling.pad_token)[0] if pending else []
-    return groups, lambda: groups
+    if not pending:
+        return [], lambda: ([], None), step
+    groups, note = unpack_groups(pending['carried'], drawer.dataset, drawer.sampling.pad_token)
+    return groups, lambda: (groups, None), note['begun']
 
 
 def with_rewards(groups: Sequence[PendingGroup], earlier: Sequence[PendingGroup]) -> list[PendingGroup]:
@@ -144,7 +159,7 @@ def add_rewards(
     for group, place in zip(groups, places, strict=True):
         new = np.flatnonzero(numbers // size == place)
         rows, judged = numbers[new] % size, group.judged.copy()
-        rewarded = blank_rewards(results, size) if group.rewarded is None else jax.tree.map(np.copy, group.rewarded)
+        rewarded = jax.tree.map(np.copy, group.rewarded)
         for whole, known in zip(jax.tree.leaves(rewarded), jax.tree.leaves(results), strict=True):
             whole[rows] = known[new]
         judged[rows] = True
@@ -160,7 +175,7 @@ def admit(drawer: Drawer, indices: np.ndarray, step: int, position: int, index: 
     size, (queries, columns) = drawer.shapes.group_size, drawer.shapes[2:]
     first = drawer.count_earlier_samples(indices) + index * 2**16
     _, prompts = drawer.pick_prompts(indices)
-    groups = []
+    groups, unjudged = [], (np.zeros(size, bool), drawer.unjudged(size))
     for place, index in enumerate(np.asarray(indices).tolist()):
         tokens = np.full((size, queries + columns), drawer.sampling.pad_token, np.int32)
         tokens[:, :queries] = prompts.tokens[place]
@@ -175,7 +190,7 @@ def admit(drawer: Drawer, indices: np.ndarray, step: int, position: int, index: 
             truncated=np.ones(size, bool),
             version=version,
         )
-        groups.append(PendingGroup(index, step, int(first[place]), position + place, rollout, np.zeros(size, bool)))
+        groups.append(PendingGroup(index, step, int(first[place]), position + place, rollout, *unjudged))
     return groups
 
 
@@ -194,18 +209,19 @@ def as_prompts(drawer: Drawer, groups: Sequence[PendingGroup]) -> Prompts:
 
 
 def count_ages(
-    groups: Sequence[PendingGroup], before: Rollout, step: int, staleness: int, waiting: int
+    groups: Sequence[PendingGroup], before: Rollout, step: int, sampled: tuple[int, int], waiting: int
 ) -> dict[str, float]:
     """Metrics by name of the groups that a step learns from, and of the rows that it had under way.
 
-    before: all rows under way, as they were when the step began; staleness: steps by which its completions were sampled
-    before it; waiting: complete groups that are left for later.
+    before: all rows under way, as they were when the step began; sampled: (steps by which completions are sampled
+    before their step, the step before which none was); waiting: complete groups that are left for later.
     """
-    ages = np.array([step - max(group.since - staleness, 0) for group in groups])
+    staleness, begun = sampled
+    ages = np.array([step - max(group.since - staleness, begun) for group in groups])
     mask, version = (
         np.concatenate([getattr(group.rollout, name) for group in groups]) for name in ('loss_mask', 'version')
     )
-    newest, token_ages = (version == step)[mask], (step - np.maximum(version - staleness, 0))[mask]
+    newest, token_ages = (version == step)[mask], (step - np.maximum(version - staleness, begun))[mask]
     carried = before.completion_mask.any(1) & ~ended_rows(before)
     return {
         'group_age': float(ages.mean()),

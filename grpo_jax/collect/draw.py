@@ -173,6 +173,12 @@ class Drawer:
             rewarded = rewarded._replace(rewards=better, correct=better)
         return rewarded
 
+    def unjudged(self, rows: int) -> rewards.Rewards:
+        """The Rewards of rows that are not judged."""
+        blanks, like = {'O': '', 'f': np.nan}, rewards.compute_rewards(self.reward_functions, [], [], [], [])
+        blank = jax.tree.map(lambda x: np.full(rows, blanks.get(x.dtype.kind, 0), x.dtype), like)
+        return blank._replace(lengths=np.zeros(rows, int))
+
     def judge_again(
         self, examples: Sequence[Example], rollout: Rollout, rewarded: rewards.Rewards, step: int
     ) -> rewards.Rewards:

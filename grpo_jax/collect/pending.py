@@ -9,7 +9,7 @@ devices takes it.
 from collections.abc import Callable, Mapping, Sequence
 import io
 import json
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jaxtyping import Bool, UInt8
@@ -17,8 +17,11 @@ import numpy as np
 
 from grpo_jax.collect.draw import rows_of, stack
 from grpo_jax.data import Dataset
+from grpo_jax.hosts import processes
 from grpo_jax.rewards import Rewards
 from grpo_jax.types import Rollout
+
+T = TypeVar('T')
 
 
 class PendingGroup(NamedTuple):
@@ -30,7 +33,7 @@ class PendingGroup(NamedTuple):
     position: int  # in the data's order, from which its prompt would be drawn again
     rollout: Rollout  # of G rows
     judged: Bool[np.ndarray, ' G']  # rows that have rewards
-    rewarded: Any = None  # Rewards of G rows, of unjudged ones NaN, '' and False; None before its first step's end
+    rewarded: Any  # Rewards of G rows, of unjudged ones NaN, '' and False
 
     @property
     def complete(self) -> bool:
@@ -50,11 +53,17 @@ class Pending(NamedTuple):
     value: Any  # for the collector that has left it
 
 
-def blank_rewards(like: Rewards, rows: int) -> Rewards:
-    """The Rewards of rows that are not judged, with the parts and failures of `like`."""
-    blanks = {'O': '', 'f': np.nan}
-    blank = jax.tree.map(lambda x: np.full(rows, blanks.get(x.dtype.kind, 0), x.dtype), like)
-    return blank._replace(lengths=np.zeros(rows, int))
+def try_rewards(judge: Callable[[], T], unjudged: T) -> tuple[T, Exception | None]:
+    """(what `judge` returns, None); where a reward ends the run, (unjudged, its error), so that a checkpoint has them.
+
+    Raises the error at once where other processes wait for these rewards, and nothing could be saved.
+    """
+    try:
+        return judge(), None
+    except Exception as error:
+        if len(processes.members()) > 1:
+            raise
+        return unjudged, error
 
 
 def pack_groups(groups: Sequence[PendingGroup], note: Any = None) -> UInt8[np.ndarray, ' n']:

@@ -5,11 +5,11 @@ of step t. The first policy samples the completions of steps 0 to k. Rewards of 
 meanwhile. Nothing here looks at a clock: which policy samples what is a function of the step.
 
 Inside, the number of a draw stands for the step, so that draws have their own noise; the step whose weights sampled a
-token, Rollout.version, is the draw's number less k, and at least 0.
+token, Rollout.version, is the draw's number less k, but not before the step in which the first draws were sampled.
 """
 
 from collections.abc import Sequence
-import concurrent.futures
+from concurrent.futures import Future
 import dataclasses
 import functools
 from typing import Any
@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import rewards
 from grpo_jax.collect.draw import ChosenPrompts, Collect, Draw, Drawer, rows_of, stack
-from grpo_jax.collect.pending import Pending, PendingGroup, blank_rewards, pack_groups, unpack_groups
+from grpo_jax.collect.pending import Pending, PendingGroup, pack_groups, try_rewards, unpack_groups
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora
 from grpo_jax.sampler.engine import Stats
@@ -50,8 +49,8 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
 
     def collect_ahead(state, progress):
         step = int(state.step)
-        finished, inner = load_draws(state.pending, drawer, step)
-        draws: list[Draw | concurrent.futures.Future] = [*finished]
+        finished, inner, begun = load_draws(state.pending, drawer, step)
+        draws: list[Draw | Future] = [*finished]
         sampled = state.replace(pending=inner)
         for number in range(step + len(draws), step + staleness + 1):
             draw, sampled = begin(sampled.replace(step=jnp.int32(number)), progress)
@@ -59,8 +58,9 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
         draw, *waiting = draws
         draw = take_draw(draw)
         under_way = sampled.pending  # the closure must not hold a state, whose reference may be replaced
-        pending = Pending(lambda: pack_draws(waiting, under_way, drawer), (waiting, under_way))
-        version = jnp.maximum(draw.rollout.version - staleness, 0)
+        pending = Pending(lambda: pack_draws(waiting, under_way, begun, drawer), (waiting, under_way, begun))
+        version = draw.rollout.version  # of a group that another run has kept below `begun`
+        version = jnp.maximum(version - staleness, jnp.where(version < begun, 0, begun))
         return draw._replace(rollout=draw.rollout.replace(version=version)), state.replace(
             aux=sampled.aux, pending=pending
         )
@@ -68,55 +68,52 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
     return collect_ahead
 
 
-def take_draw(draw: Draw | concurrent.futures.Future) -> Draw:
+def take_draw(draw: Draw | Future) -> Draw:
     """The Draw, which another thread may still be sampling; raises that thread's error."""
-    return draw.result() if isinstance(draw, concurrent.futures.Future) else draw
+    return draw.result() if isinstance(draw, Future) else draw
 
 
-def load_draws(pending: Any, drawer: Drawer, step: int) -> tuple[list[Draw], Any]:
-    """(the draws that wait, in the order of their steps from `step` on; what is pending inside the draws)."""
+def load_draws(pending: Any, drawer: Drawer, step: int) -> tuple[list[Draw], Any, int]:
+    """(the draws of steps from `step` on; what is pending inside them; the step in which this run began to sample)."""
     if pending is None:
-        return [], None
+        return [], None, step
     if isinstance(pending, Pending):
-        draws, inner = pending.value
-        return list(draws), inner
+        draws, inner, begun = pending.value
+        return list(draws), inner, begun
     names = sorted((name for name in pending if name.isdigit()), key=int)
     inner = {name: data for name, data in pending.items() if name not in names}
-    return [unpack_draw(pending[name], drawer, step + int(name)) for name in names], inner or None
+    draws, begun = zip(*[unpack_draw(pending[name], drawer, step + int(name)) for name in names], strict=True)
+    return [*draws], inner or None, begun[0]
 
 
-def pack_draws(draws: Sequence[Draw | concurrent.futures.Future], inner: Any, drawer: Drawer) -> dict[str, np.ndarray]:
+def pack_draws(draws: Sequence[Draw | Future], inner: Any, begun: int, drawer: Drawer) -> dict[str, np.ndarray]:
     """What is pending as a checkpoint holds it: a draw under each number from 0, and what is pending inside the draws.
 
-    Waits for the rewards. All processes must call it.
+    begun: as of load_draws. Waits for the rewards. All processes must call it.
     """
     packed = dict(inner) if isinstance(inner, dict) else inner.pack() if inner else {}
-    return packed | {str(number): pack_draw(draw, drawer) for number, draw in enumerate(map(take_draw, draws))}
+    return packed | {str(number): pack_draw(draw, begun, drawer) for number, draw in enumerate(map(take_draw, draws))}
 
 
-def pack_draw(draw: Draw, drawer: Drawer) -> np.ndarray:
-    """A draw as the bytes of a checkpoint."""
+def pack_draw(draw: Draw, begun: int, drawer: Drawer) -> np.ndarray:
+    """A draw as the bytes of a checkpoint; unjudged where a reward ends the run. begun: as of load_draws."""
     assert draw.chosen is not None and draw.stats is not None, 'completions are sampled'
     index_of = {example.id: index for index, example in enumerate(drawer.dataset.examples)}
     rollout, groups = processes.fetch(draw.rollout), []
-    rows, judged = len(rollout.truncated), True
-    try:
-        rewarded = draw.finish_rewards()
-    except Exception:  # the step that learns from the draw raises it; what was sampled must not be lost for it
-        rewarded = blank_rewards(rewards.compute_rewards(drawer.reward_functions, [], [], [], []), rows)
-        judged = False
+    rows = len(rollout.truncated)
+    rewarded, failure = try_rewards(draw.finish_rewards, drawer.unjudged(rows))
     size = rows // len(draw.examples)
+    judged = np.full(size, failure is None)
     for place, example in enumerate(draw.examples):
         own, own_rewarded = rows_of((rollout, rewarded), place, size)
-        group = PendingGroup(index_of[example.id], 0, 0, draw.chosen.position, own, np.full(size, judged), own_rewarded)
-        groups.append(group)
+        groups.append(PendingGroup(index_of[example.id], 0, 0, draw.chosen.position, own, judged, own_rewarded))
     # without what a clock has measured
     stats = dataclasses.asdict(draw.stats) | {'inspection': processes.fetch(draw.stats.inspection), 'seconds': np.nan}
-    return pack_groups(groups, {'counts': _plain(dict(draw.counts)), 'stats': _plain(stats)})
+    return pack_groups(groups, {'begun': begun, 'counts': _plain(dict(draw.counts)), 'stats': _plain(stats)})
 
 
-def unpack_draw(data: np.ndarray, drawer: Drawer, step: int) -> Draw:
-    """The Draw of the bytes that pack_draw made; step: that learns from it."""
+def unpack_draw(data: np.ndarray, drawer: Drawer, step: int) -> tuple[Draw, int]:
+    """(the Draw, `begun`) of the bytes that pack_draw made; step: that learns from it."""
     groups, note = unpack_groups(data, drawer.dataset, drawer.sampling.pad_token)
     rollout, rewarded = (stack([getattr(group, name) for group in groups]) for name in ('rollout', 'rewarded'))
     examples, stats = [drawer.dataset.examples[group.index] for group in groups], note['stats']
@@ -127,7 +124,7 @@ def unpack_draw(data: np.ndarray, drawer: Drawer, step: int) -> Draw:
             return drawer.judge_again(examples, rollout, rewarded, step)
         return drawer.judge(examples, rollout, step)
 
-    return Draw(
+    draw = Draw(
         examples,
         batches.put_rows(rollout, drawer.mesh),
         functools.cache(finish),
@@ -135,6 +132,7 @@ def unpack_draw(data: np.ndarray, drawer: Drawer, step: int) -> Draw:
         stats=Stats(**stats | {'inspection': inspection}),
         chosen=ChosenPrompts(np.array([group.index for group in groups]), 0, groups[0].position),
     )
+    return draw, note['begun']
 
 
 def _plain(tree):

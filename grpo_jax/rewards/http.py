@@ -19,7 +19,7 @@ async def reward(
     example: Example,
     *,
     service: remote.Service,
-    services: dict,
+    services: remote.Services,
     workdir: str,
     step: int | None,
     batch: Count = 16,

@@ -69,7 +69,7 @@ async def reward(
     *,
     service: remote.Service,
     judging: Judging,
-    services: dict,
+    services: remote.Services,
     workdir: str,
     step: int | None,
 ) -> float:

@@ -19,7 +19,7 @@ from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.ranges import Count, Free, Natural, NotNegative, Seconds, Share
 from grpo_jax.rewards.custom import RewardError
 from grpo_jax.rewards.scoring import LONGEST, Refused, pause_before
-from grpo_jax.rewards.verdicts import Store
+from grpo_jax.rewards.verdicts import Services, Store
 
 VERDICTS, UNANSWERED = 'verdicts.jsonl', 'unanswered.jsonl'  # files in a workdir
 MOST_BYTES = 2**20  # of an answer
@@ -74,14 +74,14 @@ def check(name: str, service: Service) -> None:
 
 
 def client(
-    services: dict, workdir: str, name: str, service: Service, pack: Callable, unpack: Unpack, batch: int = 1
+    services: Services, workdir: str, name: str, service: Service, pack: Callable, unpack: Unpack, batch: int = 1
 ) -> 'Client':
-    """The Client of the part `name`, made at its first call and then kept in the dict `services`.
+    """The Client of the part `name`, made at its first call and then kept in `services`.
 
     Raises BadInput where the environment lacks the service's key. Other arguments: as of Client.
     """
     if name not in services:
-        services[name] = Client(workdir, name, service, pack, unpack, batch)
+        services[name] = Client(workdir, name, service, pack, unpack, batch, services.stores)
     return services[name]
 
 
@@ -97,13 +97,15 @@ class Question(NamedTuple):
 class Client:
     """Asks a service for verdicts on completions, on one event loop."""
 
-    def __init__(self, workdir: str, name: str, service: Service, pack: Callable, unpack: Unpack, batch: int):
+    def __init__(
+        self, workdir: str, name: str, service: Service, pack: Callable, unpack: Unpack, batch: int, stores: bool
+    ):
         """name: of the part; pack: [what is said of a completion, ...] -> the body of a request; unpack: reads the
-        answer; batch: the most completions of a request.
+        answer; batch: the most completions of a request; stores: as of Services.
         """
         self._name, self._service, self._pack, self._unpack, self._batch = name, service, pack, unpack, batch
         self._authorization = _read_key(name, service.key)
-        self.store = Store(os.path.abspath(service.store or os.path.join(workdir, VERDICTS)))
+        self.store = Store(os.path.abspath(service.store or os.path.join(workdir, VERDICTS)), stores)
         self._unanswered = Store(os.path.join(os.path.abspath(workdir), UNANSWERED))
         self._outages: dict[tuple[int, str], str] = {}  # (step, key) -> why, of steps that are not settled
         self._asked: dict[str, asyncio.Task] = {}  # key -> its request under way

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 import weakref
 
+from grpo_jax.rewards.verdicts import Services
 from grpo_jax.workers import Pool, Sandbox
 
 LEAVE_SECONDS = 5  # that the coroutines have to end
@@ -79,7 +80,7 @@ class Resources:
         self.pool = Pool(workers, deadline=deadline, memory_gib=memory_gib)
         self.sandbox = Sandbox()
         self.models = {}  # reward models by where they come from, see rewards.model.load
-        self.services = {}  # clients of services by the part that asks them, see rewards.remote.client
+        self.services = Services()
         self.event_loop = EventLoop()
 
     def close(self, wait: bool = True):

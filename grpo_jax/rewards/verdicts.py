@@ -14,16 +14,23 @@ from grpo_jax.hosts import files
 BLOCK = 1 << 24  # bytes that are indexed at once
 
 
+class Services(dict):
+    """Clients of services by the part that asks them, see rewards.remote.client."""
+
+    stores = True  # whether their verdicts are stored; else they are known until the clients are gone
+
+
 class Store:
     """Records by key in a file of lines; threads and processes may use it at once, and may be killed at any moment.
 
-    A line that a killed process left unfinished is passed over. Until the folder of the file is there, records wait in
-    memory. Only the places of records are kept in memory, since their answers may be long.
+    A line that a killed process left unfinished is passed over. Until the folder of the file is there, and in a Store
+    that does not write, records wait in memory. Only the places of stored ones are there too, since answers may be
+    long.
     """
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, writes: bool = True):
         """path: of the file, which may not be there yet."""
-        self.path, self._lock = path, threading.Lock()
+        self.path, self._writes, self._lock = path, writes, threading.Lock()
         self._places: dict[str, int] = {}  # key -> the record's first byte in the file
         self._waiting: dict[str, dict] = {}  # key -> a record that no file has yet
         self._indexed = 0  # bytes of the file that were looked at
@@ -49,7 +56,7 @@ class Store:
         """Adds a record, which no kill takes back, unless the key has one; returns the key's. Raises CannotWrite."""
         with self._lock:
             self._waiting.setdefault(key, record)
-            if not os.path.isdir(os.path.dirname(self.path)):
+            if not self._writes or not os.path.isdir(os.path.dirname(self.path)):
                 return self._waiting[key]
             with files.writing(self.path), open(self.path, 'ab', buffering=0) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # the file's end frees it, also where the process is killed

@@ -36,9 +36,9 @@ def digests(tree: Any) -> dict[str, Digest]:
 
 
 def _digest(leaf):
-    """The Digest of an array; bytes on the host, whose number changes at each step, are hashed there."""
-    if isinstance(leaf, np.ndarray) and leaf.dtype == np.uint8:
-        return Digest(kind_of(leaf), hashlib.sha256(leaf.tobytes()).hexdigest()[:16], True)
+    """The Digest of an array; bytes, whose number changes at each step, are hashed on the host."""
+    if leaf.dtype == np.uint8:
+        return Digest(kind_of(leaf), hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:16], True)
     low, high, bad = processes.fetch(_program(leaf)(leaf))
     return Digest(kind_of(leaf), f'{low:08x}{high:08x}', not bad)
 

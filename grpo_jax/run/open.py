@@ -88,10 +88,12 @@ def open_training(
     steered: Steering | None = None,
     outer: Checks | None = None,
     examples: Mapping[str, Iterable] | Iterable | None = None,
+    stores: bool = True,
 ) -> tuple[Run, data.Splits]:
     """The Run of a training, whose rewards have been called once, and its splits.
 
-    examples: rows by split, or those to learn from, in the place of the config's data. Other arguments: as in open_run.
+    examples: rows by split, or those to learn from, in the place of the config's data; stores: whether verdicts of
+    services are stored. Other arguments: as in open_run.
     """
     with Checks(outer) as check:
         config = config if examples is None else make_python_config(config)
@@ -100,7 +102,7 @@ def open_training(
             run = dataclasses.replace(run, settings=run.settings.with_rows(examples))
         splits = open_splits(run, check)
         check(data.warn_of_count, splits.train, run.settings.data.prompts_per_step)
-        tried = check(gold.try_out, run.rewards, splits.train.examples)
+        tried = check(gold.try_out, run.rewards, splits.train.examples, stores)
         settings = check(run.settings.with_steps, check(len, splits.train.examples), run.algorithm)
         check(refuse_fewer_steps, settings.steps, max(checkpoint.steps(run.workdir), default=0))
         read = UNMADE if UNMADE in splits else splits._asdict()
@@ -128,6 +130,7 @@ def open_run(
         config = config if whole is UNMADE else whole
         open_it = _open_branch if steered.branch else open_config
         run = open_it(config, workdir, functions=functions, steered=steered, outer=check)
+        check(_check_pending, run.workdir, check(recorded_form, config))
         algorithm = make_algorithm(config, algorithm, check)
         pieces_changed = check(steering.piece_changes, run.workdir, check(algorithms.describe_pieces, algorithm))
         check(steering.check, pieces_changed, run.workdir, steered)
@@ -207,6 +210,14 @@ def _check_workdir(workdir):
     names = [] if _is_begun(workdir) or not os.path.isdir(workdir) else os.listdir(workdir)
     if others := [name for name in names if name[0] != '.' and name.removesuffix('.writing') not in WRITTEN]:
         raise BadInput('--workdir', workdir, f'holds no run, but other things, like {min(others)}; name a new folder')
+
+
+def _check_pending(workdir, recorded):
+    """Raises BadInput for amended shapes while the newest checkpoint has completions; recorded: the config as JSON."""
+    for step in checkpoint.steps(workdir)[:1]:
+        amended = steering.keys_amended_since(workdir, step, steering.changes(workdir, recorded))
+        with contextlib.suppress(checkpoint.Damaged):  # the run says so, and goes on from an earlier one
+            checkpoint.check_reshaping(checkpoint.recorded_pending(checkpoint.path_of(workdir, step)), amended)
 
 
 def _read_model(source, workdir, folder, changes, head):

@@ -49,6 +49,7 @@ class Enough(NamedTuple):
 
     groups: int
     waited_for: np.ndarray  # bool[P]
+    reported: np.ndarray  # bool[B], rows that `finished` was called for before
 
     def __call__(self, ended: np.ndarray) -> bool:
         """Whether they pause; ended: bool[B], which rows of all processes have ended."""
@@ -131,7 +132,7 @@ class Sampler(Protocol):
     ) -> tuple[Rollout, Stats]: ...  # fmt: skip
 
     def go_on(
-        self, params: Any, rollout: Rollout, prompts: Prompts, key: Any, step: Any, enough: Enough, *,
+        self, params: Any, rollout: Rollout, prompts: Prompts, key: Any, step: Any, until: Any = None, *,
         finished: Finished | None = None, progress: Progress | None = None,
     ) -> tuple[Rollout, Stats]: ...  # fmt: skip
 
@@ -231,7 +232,8 @@ class Engine:
         with self._turn():
             state = self.programs.resume_state(rollout, prompts, key, CUT if enough else until)
             ongoing = _Ongoing(self.programs.weights(sent), state, step, finished, progress, enough)
-            ongoing.reported = self.programs.read_rows(state, pauses=enough is not None)[3]
+            numbers, _, _, ended, _ = self.programs.read_rows(state, pauses=enough is not None)
+            ongoing.reported = until.reported[numbers] if isinstance(until, Enough) else ended
             rollout, stats = self._finish_rows(sent, ongoing, self.schedule.prompts)
             stats.tokens -= earlier
             return rollout, stats
@@ -254,9 +256,11 @@ class Engine:
         ongoing.unfinished, ongoing.longest, stats.tokens = _fetch_ints(programs.count_remaining(ongoing.state))
         while ongoing.unfinished:
             kind, size, length = 'carry', fresh, ongoing.longest
-            if not self.schedule.carried and opened < self.schedule.prompts:
+            if self.schedule.carried:
+                stats.peak_bytes = self.schedule.opening_bytes
+            elif opened < self.schedule.prompts:
                 kind, length = 'open', 0
-            elif not self.schedule.carried:
+            else:
                 kind, size = 'resume', self.schedule.resumed_batch(ongoing.unfinished, ongoing.longest)
             number = opened // size.prompts if kind == 'open' else length
             batch = programs.open_batch(kind, ongoing.weights, ongoing.state, number, size)

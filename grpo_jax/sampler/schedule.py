@@ -68,9 +68,15 @@ class Schedule(NamedTuple):
         return self.column_bytes * rows * max(*self.chunks[:chunks], self.prompt_columns)
 
     def peak_bytes(self, prompts: int, rows: int, chunks: int) -> int:
-        """Bytes of a cache with the copy that is made when it shrinks to the next smaller size."""
+        """Bytes of a cache with the copy that is made when it shrinks to the next smaller size, or when it opens."""
         fewer = max((n for n in self.rows if n < rows), default=0)
-        return self.bytes(prompts, rows, chunks) + self.copy_bytes(fewer, chunks)
+        shrinking = self.bytes(prompts, rows, chunks) + self.copy_bytes(fewer, chunks)
+        return max(shrinking, self.opening_bytes) if rows == self.prompts * self.group else shrinking
+
+    @property
+    def opening_bytes(self) -> int:
+        """Bytes of the batch of all rows as it opens: carried rows are prefilled in a chunk of their own beside it."""
+        return self.bytes(self.prompts, self.prompts * self.group, 1) + self.bytes(0, self.carried * self.group, 1)
 
     def fits(self, prompts: int, rows: int, chunks: int) -> bool:
         """Whether a cache stays within the budget, also while it shrinks."""

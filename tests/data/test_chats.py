@@ -206,7 +206,8 @@ def test_prompts_without_answers_are_loaded_where_no_verifier_is_set(tmp_path):
 
 def test_prompts_without_answers_are_refused_by_file_and_row_where_a_verifier_is_set(tmp_path):
     with pytest.raises(
-        BadInput, match=r'3 of 4 rows.* are malformed; mend the file.*; the first of them so: .*train.jsonl, line 2 has nothing in field'
+        BadInput,
+        match=r'3 of 4 rows.* are malformed; mend .*; the first of them so: .*train.jsonl, line 2 has nothing in field',
     ):
         load_run(tmp_path, ROWS)
     with pytest.raises(BadInput, match=r"train.jsonl, line 2 has nothing in field 'answer'"):

@@ -182,3 +182,14 @@ def test_rows_that_go_on_never_outgrow_the_budget_with_their_second_chunk():
     for size in [carrying.whole_batch._replace(chunks=1), *carrying.smaller_batches(carrying.whole_batch)]:
         assert carrying.admitting_batch(size._replace(chunks=1)).rows == size.rows, 'no row is preempted'
     assert {key.rows for key in schedule.reachable_programs(carrying) if key.kind == 'decode'} == {32, 16}
+
+
+def test_what_carried_rows_take_while_a_batch_opens_is_counted():
+    # the batch as it opens, 4 x 96 + 32 x 8 = 640 columns, and a chunk of its own for 16 carried rows, 16 x 8; later
+    # both chunks take 4 x 96 + 32 x 16 = 896
+    sizes = schedule.make_schedule(
+        (4, 8, 8), block=8, segment=2, halvings=0, prompt_columns=96, column_bytes=2, budget=0
+    )
+    carrying = schedule.let_carry(sizes, 2)
+    assert carrying.opening_bytes == carrying.peak_bytes(4, 32, 1) == 2 * (640 + 128)
+    assert carrying.peak_bytes(*carrying.whole_batch) == 2 * 896

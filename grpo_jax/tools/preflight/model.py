@@ -164,7 +164,9 @@ def _memory_by_phase(plan, setting, sizes):
     if not setting.chunk:
         head = min(head, memory * logprobs.SHARE)
     kept = KEPT[setting.remat] / (setting.tensor if setting.remat != 'full' else 1)
-    cache = sizes.cached * sizes.rows * (shapes.queries / shapes.group_size + shapes.tokens)
+    in_flight = plan.config.collection.in_flight  # with some, rows without tokens begin behind the carried ones
+    rows = sizes.rows * (1 + in_flight / plan.config.data.prompts_per_step)
+    cache = sizes.cached * rows * (shapes.queries / shapes.group_size + shapes.tokens * (1 + (in_flight > 0)))
     budget = plan.config.rollout.cache_gib * 2**30
     return {
         'update': state + 2 * shard + 3 * head + microbatch * model_config.layers * model_config.width * HALF * kept,
