@@ -13,7 +13,7 @@ from grpo_jax.algorithms.algorithm import (
     make,
     to_section,
 )
-from grpo_jax.algorithms.checks import check_run
+from grpo_jax.algorithms.checks import check_run, is_corrected
 from grpo_jax.algorithms.group_math import judge_groups
 from grpo_jax.algorithms.losses import gradient_coefficients, loss_terms, metrics, policy_loss, prepare, token_losses
 from grpo_jax.algorithms.meters import PooledMean, age_metrics, pooled_metrics, reference_metrics
@@ -32,6 +32,7 @@ __all__ = [
     'file_numbers',
     'gradient_coefficients',
     'is_by_token',
+    'is_corrected',
     'judge_groups',
     'loss_terms',
     'make',

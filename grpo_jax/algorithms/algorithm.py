@@ -82,6 +82,11 @@ class Algorithm(NamedTuple):
     # completions in which kl_coef may double or halve, about
     kl_horizon: Annotated[float, Range(least=1, most=1e12)] = 10000.0
 
+    def chosen(self, key: str) -> tuple[Callable, ...]:
+        """The pieces of a key of MODULES: one, but for regularizers."""
+        pieces_of_key = getattr(self, key)
+        return pieces_of_key if isinstance(pieces_of_key, tuple) else (pieces_of_key,)
+
     @property
     def reads(self) -> set[str]:
         """Names of the data that the pieces on the device read, without the data that weights read."""
@@ -224,27 +229,21 @@ def make(section: Any, collection: Any = None) -> Algorithm:
 
 def describe_pieces(algorithm: Algorithm) -> dict[str, list[dict[str, str]]]:
     """{config key: what a run records of its pieces}, see pieces.describe."""
-    return {key: list(map(pieces.describe, _pieces(algorithm, key))) for key in MODULES}
+    return {key: list(map(pieces.describe, algorithm.chosen(key))) for key in MODULES}
 
 
 def to_section(algorithm: Algorithm) -> dict[str, Any]:
     """config.algorithm as an Algorithm has it: the names of its pieces, and all numbers that it reads."""
     section = {name: x for name, x in algorithm._asdict().items() if name not in (*MODULES, *checks.SECTIONS)}
     for key in MODULES:
-        names = tuple(map(pieces.full_name, _pieces(algorithm, key)))
-        for piece in _pieces(algorithm, key):
+        names = tuple(map(pieces.full_name, algorithm.chosen(key)))
+        for piece in algorithm.chosen(key):
             section |= pieces.numbers(piece)
         section[key] = names if key == 'regularizers' else names[0]
     for name, x in section.items():  # a config holds no infinity and no array
         if not isinstance(x, (bool, int, float, str, tuple)) or x in (math.inf, -math.inf):
             section[name] = repr(x)
     return section
-
-
-def _pieces(algorithm, key):
-    """The pieces of a key, one for all but regularizers."""
-    chosen = getattr(algorithm, key)
-    return chosen if isinstance(chosen, tuple) else (chosen,)
 
 
 def piece_files(section: Any) -> list[tuple[str, str]]:

@@ -54,6 +54,11 @@ READABLE = {
 RATIOS = {'ratio', 'log_ratio', 'token_ratio'}
 
 
+def is_corrected(section: Any) -> bool:
+    """Whether the algorithm of config.algorithm accounts for completions that other policies have sampled."""
+    return section['correction'] != 'none' or section['ratio_base'] == 'sampler'
+
+
 def refuse_misplaced_keys(section: Any) -> None:
     """Raises BadInput for a key of config.collection in config.algorithm (`section`), where nothing would read it."""
     for key, section_name in SECTIONS.items():
@@ -135,8 +140,7 @@ def refuse_unused_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping
     A number that no piece has at all, like a misspelt one, is refused whatever its value. section: config.algorithm.
     modules: for each key that chooses a piece, the module with the pieces to choose from.
     """
-    by_key = {key: getattr(algorithm, key) for key in modules}
-    chosen = {key: piece if isinstance(piece, tuple) else (piece,) for key, piece in by_key.items()}
+    chosen = {key: algorithm.chosen(key) for key in modules}
     conditions = _conditions(algorithm)
     read_keys = {key for chosen_pieces in chosen.values() for piece in chosen_pieces for key in pieces.numbers(piece)}
     read_keys |= {key for key, (is_read, _) in conditions.items() if is_read}
@@ -210,8 +214,7 @@ def _explain_unused(key, readers, conditions, chosen, known):
 def refuse_unreadable(algorithm: 'Algorithm') -> None:
     """Raises BadInput for a piece that reads data which a run does not have where it calls the piece."""
     for key, names in READABLE.items():
-        chosen = getattr(algorithm, key)
-        for piece in chosen if isinstance(chosen, tuple) else (chosen,):
+        for piece in algorithm.chosen(key):
             unknown = [name for name in pieces.reads(piece) if name not in names]
             if unknown:
                 near = difflib.get_close_matches(unknown[0], names, 1)
@@ -305,16 +308,7 @@ def _check_numbers(algorithm):
     """Raises BadInput for a number out of its range, a lower bound above its upper one, and a clip_low without use."""
     ranges.check(type(algorithm), algorithm._asdict(), 'algorithm')
     numbers = {}
-    for piece in (
-        algorithm.advantage,
-        algorithm.ratio,
-        algorithm.surrogate,
-        algorithm.kl,
-        algorithm.weights,
-        algorithm.correction,
-        algorithm.selection,
-        *algorithm.regularizers,
-    ):
+    for piece in (piece for key in READABLE for piece in algorithm.chosen(key)):
         ranges.check(piece, pieces.numbers(piece), 'algorithm')
         numbers |= pieces.numbers(piece)
     for name in ('icepop', 'geometric', 'covariance'):

@@ -173,7 +173,7 @@ def metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) ->
         'logprob_change_better': reductions.batch_mean(log_ratio, better),
         'logprob_change_worse': reductions.batch_mean(log_ratio, worse),
         'sampler_gap_mean': mean(gap),
-        'sampler_gap_p99': reductions.quantile(gap, mask, 0.99),
+        'sampler_gap_p99': reductions.quantiles(gap, mask, [0.99])[0],
         'sampler_gap_max': jnp.max(gap),
         'sampler_ess': jnp.square(mean(rho)) / jnp.maximum(mean(jnp.square(rho)), 1e-30),
         'correction_mean': mean(pieces.call(algorithm.correction, inputs)),

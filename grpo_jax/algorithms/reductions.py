@@ -86,11 +86,6 @@ def same_group(group_ids: Int[Array, ' B']) -> Float[Array, 'B B']:
     return (group_ids[:, None] == group_ids[None]).astype(jnp.float32)
 
 
-def quantile(x: Float[Array, 'B C'], mask: Bool[Array, 'B C'], share: float) -> Float[Array, '']:
-    """One quantile of x under the mask; see quantiles."""
-    return quantiles(x, mask, (share,))[0]
-
-
 def quantiles(x: Float[Array, 'B C'], mask: Bool[Array, 'B C'], shares: Sequence[float]) -> Float[Array, ' shares']:
     """The quantiles of x under the mask at these shares in [0, 1], interpolated as numpy does; 0 without any x.
 

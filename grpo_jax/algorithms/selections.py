@@ -27,7 +27,7 @@ def high_entropy(
 
     The loss is still divided by all tokens, as in TRL, unless denominator is 'selected'.
     """
-    threshold = reductions.quantile(old_entropy, mask, 1 - entropy_share)
+    (threshold,) = reductions.quantiles(old_entropy, mask, [1 - entropy_share])
     return ((old_entropy >= threshold) & mask).astype(jnp.float32)
 
 

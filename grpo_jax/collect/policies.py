@@ -321,10 +321,9 @@ def check_reference(
         )
     if not path or checkpoint.steps(workdir):  # a run that goes on has its reference
         return
-    if checkpoint.steps(path) or _is_checkpoint(path):
-        folder = path if _is_checkpoint(path) else checkpoint.find_newest(path)
+    if checkpoint.steps(path) or checkpoint.is_checkpoint(path):
         trained = abstract_trained(config, source.lora, source.dtype, mesh)
-        checkpoint.check_params(folder, trained, 'reference.path', path)
+        checkpoint.check_params(path, trained, 'reference.path', path)
         return
     with _attribute_errors_to('reference.path', path):
         hf.check_weights(hf.find(path), config)
@@ -335,7 +334,7 @@ def load_reference(state: TrainState, abstract: TrainState, path: str, config: t
     if not path:
         return state
     at_step = ''
-    if _is_checkpoint(path):
+    if checkpoint.is_checkpoint(path):
         policy = checkpoint.read_tree(os.path.abspath(path), {'params': abstract.ref_params}, partial=True)['params']
     elif checkpoint.steps(path):
         policy, step = checkpoint.read_params(path, abstract.ref_params)
@@ -345,8 +344,3 @@ def load_reference(state: TrainState, abstract: TrainState, path: str, config: t
         policy = hf.load_params(hf.find(path), config, shardings)
     logger.warning('the reference is the policy of %s%s', path, at_step)
     return state.replace(ref_params=policy)
-
-
-def _is_checkpoint(path):
-    """Whether a path is the folder of a checkpoint."""
-    return os.path.isfile(os.path.join(path, checkpoint.METADATA))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from grpo_jax.algorithms import is_corrected
 from grpo_jax.models import transformer
 
 SMALLEST = (
@@ -165,9 +166,9 @@ def describe_waits(
         if acts(flags):
             lines.append(f'{before}: {flags} {after}')
 
-    collection, algorithm, lines = config['collection'], config['algorithm'], []
-    corrected = algorithm['correction'] != 'none' or algorithm['ratio_base'] == 'sampler'
-    ahead, correction = collection['staleness'], '' if corrected else ' --config.algorithm.correction=truncated'
+    collection, lines = config['collection'], []
+    correction = '' if is_corrected(config['algorithm']) else ' --config.algorithm.correction=truncated'
+    ahead = collection['staleness']
     if not ahead and not collection['in_flight'] and config['learner']['old_logprobs'] != 'decode':
         steps, fewer = usual('sampler/steps'), usual('sampler/steps_carried')
         at_once = in_flight and usual('sampler/decode_batches') == 1  # else not all rows fit the cache

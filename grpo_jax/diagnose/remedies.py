@@ -61,7 +61,7 @@ def make_acts(config: Any, limits: Limits = UNKNOWN) -> Callable[[str], bool]:
             CollectOptions.from_config(
                 changed['collection'],
                 group_size=changed['rollout']['group_size'],
-                corrected=changed['algorithm']['correction'] != 'none' or algorithm.ratio_base == 'sampler',
+                corrected=algorithms.is_corrected(changed['algorithm']),
                 reward_options=RewardOptions.from_config(changed['reward']),
             )
         except BadInput:

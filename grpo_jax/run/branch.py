@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from grpo_jax import algorithms
 from grpo_jax.collect import policies
-from grpo_jax.errors import BadInput
 from grpo_jax.hosts import lock, processes
 from grpo_jax.learner.programs import Learner, without_frozen
 from grpo_jax.ranges import Kind
@@ -99,22 +98,19 @@ def _clear(folder):
 
 def _inherit(run, parent, changes, learner):
     """The TrainState that a branch starts from: its parent's newest sound checkpoint, unfit parts replaced."""
-    changed, damaged = {change.key for change in changes}, None
+    changed = {change.key for change in changes}
     other_data = Kind.FIXED in {kind_of(key) for key in changed if key.startswith('data.')}
     reset_parts = checkpoint.DATA_PARTS if other_data or checkpoint.TRAIN_SPLIT in changed else set()
-    for step in checkpoint.steps(parent):
-        amended = steering.keys_amended_since(parent, step, changes)
-        path = checkpoint.path_of(parent, step)
-        try:
-            state = checkpoint.read_fitting(
-                path, without_frozen(learner.state), learner.initial, reset_parts | checkpoint.parts_to_reset(amended)
-            )
-            state = draw_pending_again(state, path, reset_parts)
-            return state.replace(params=make_whole_policy(run, state.params, path, parent))
-        except checkpoint.Damaged as error:
-            logger.warning('%s', error)
-            damaged = damaged or error
-    raise damaged or BadInput('--workdir', parent, 'holds no checkpoint any more; bring one back, or name another run')
+
+    def read(path):
+        amended = steering.keys_amended_since(parent, int(os.path.basename(path)), changes)
+        state = checkpoint.read_fitting(
+            path, without_frozen(learner.state), learner.initial, reset_parts | checkpoint.parts_to_reset(amended)
+        )
+        state = draw_pending_again(state, path, reset_parts)
+        return state.replace(params=make_whole_policy(run, state.params, path, parent))
+
+    return checkpoint.read_newest(parent, read)[0]
 
 
 def draw_pending_again(state: TrainState, path: str, reset_parts: set[str]) -> TrainState:

@@ -164,22 +164,31 @@ def save(checkpoints, state):
     checkpoints.save(int(state.step), args=ocp.args.PyTreeSave(state), custom_metadata=metadata)
 
 
-def read_params(workdir: str, abstract: Any, only: int | None = None) -> tuple[Any, int]:
-    """(parameters, step) of a workdir's newest sound checkpoint; the workdir is not changed.
+def read_newest(workdir: str, read: Callable[[str], Any], only: int | None = None) -> tuple[Any, int]:
+    """(read(folder), step) of a workdir's newest checkpoint for which `read` raises no Damaged; the workdir stays.
 
-    abstract: ShapeDtypeStructs with the shardings of the result; only: the checkpoint's step, in the place of the
-    newest. Raises BadInput when no checkpoint is sound, and for a step that has none.
+    only: the checkpoint's step, in the place of the newest. Warns of damaged ones. Raises BadInput for a step that has
+    no checkpoint, and when no checkpoint is sound.
     """
     damaged, saved = None, steps(workdir)
     if only is not None and only not in saved:
         raise BadInput('--step', only, f'has no checkpoint in {workdir}; choose one of {saved}')
     for step in saved if only is None else [only]:
         try:
-            return read_tree(path_of(workdir, step), {'params': abstract}, partial=True)['params'], step
+            return read(path_of(workdir, step)), step
         except Damaged as error:
             damaged = damaged or error
             logger.warning('%s', error)
-    raise damaged or BadInput('checkpoint', os.path.join(workdir, FOLDER), 'holds no finished checkpoint; train first')
+    remedy = 'holds no finished checkpoint; train first, or name another run'
+    raise damaged or BadInput('checkpoint', os.path.join(workdir, FOLDER), remedy)
+
+
+def read_params(workdir: str, abstract: Any, only: int | None = None) -> tuple[Any, int]:
+    """(parameters, step) of a workdir's newest sound checkpoint, or of step `only`; raises BadInput as read_newest.
+
+    abstract: ShapeDtypeStructs with the shardings of the result.
+    """
+    return read_newest(workdir, lambda path: read_tree(path, {'params': abstract}, partial=True)['params'], only)
 
 
 def read_tree(path: str, abstract: Any, *, partial: bool = False) -> Any:
@@ -408,22 +417,18 @@ def kinds(path: str) -> dict[str, str]:
         raise Damaged(path, _describe_error(error)) from None
 
 
-def find_newest(workdir: str) -> str:
-    """The folder of the newest checkpoint whose metadata can be read; raises BadInput where there is none."""
-    damaged = None
-    for step in steps(workdir):
-        try:
-            kinds(path_of(workdir, step))
-        except Damaged as error:
-            damaged = damaged or error
-            continue
-        return path_of(workdir, step)
-    raise damaged or BadInput(workdir, NO_VALUE, 'has no finished checkpoint; train first, or name another run')
+def is_checkpoint(path: str) -> bool:
+    """Whether a path is the folder of a checkpoint."""
+    return os.path.isfile(os.path.join(path, METADATA))
 
 
 def check_params(path: str, abstract: Any, thing: str, value: Any) -> None:
-    """Raises BadInput(thing, value) for a checkpoint whose parameters have other names, dtypes or shapes."""
-    actual = {name: kind for name, kind in kinds(path).items() if name.startswith('params/')}
+    """Raises BadInput(thing, value) where a checkpoint's parameters have other names, dtypes or shapes than `abstract`.
+
+    path: the checkpoint's folder, or the workdir whose newest checkpoint it is.
+    """
+    saved = kinds(path) if is_checkpoint(path) else read_newest(path, kinds)[0]
+    actual = {name: kind for name, kind in saved.items() if name.startswith('params/')}
     wanted = _kinds_by_name({'params': abstract})
     for name in sorted(wanted.keys() | actual.keys()):
         if wanted.get(name) != actual.get(name):

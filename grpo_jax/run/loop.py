@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -10,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 import weakref
 
 import jax
@@ -206,17 +207,12 @@ class Shell:
         monitors = Monitors(self._workdir, context, settings.diagnose.on, writer)
         signals = self._stack.enter_context(contextlib.ExitStack())
         listening = signals.enter_context(Signals(settings.log.hang_after))
-        waits, dump = make_waits(settings.config, context.acts), make_dump(run)
         return Loop(
-            _Parts(writer, dropped, monitors, waits, trace, listening, signals.close, on_step, dump),
-            self,
-            self._workdir,
-            settings.log.rollouts,
-            settings.checkpoint.every,
-            settings.learning.max_bad_steps,
-            title,
-            range(first, steps),
-        )
+            self, self._workdir, title, range(first, steps),
+            settings.log.rollouts, settings.checkpoint.every, settings.learning.max_bad_steps,
+            writer, dropped, monitors, trace, listening, signals.close,
+            make_waits(settings.config, context.acts), make_dump(run), on_step,
+        )  # fmt: skip
 
     def save(self, state: TrainState) -> None:
         """Starts to write a checkpoint. Raises CannotWrite when the disk refuses it."""
@@ -266,20 +262,6 @@ class Shell:
             logger.warning('what there is could not be saved: %s', error)
 
 
-class _Parts(NamedTuple):
-    """The parts of a Loop."""
-
-    writer: Writer | None  # None in all processes but the first
-    dropped: Dropped
-    monitors: 'Monitors'
-    waits: Callable[[Mapping[str, Any]], None]  # (row of metrics and timings)
-    trace: '_Trace'
-    signals: Signals
-    close_signals: Callable[[], None]
-    on_step: Callable[[int, Mapping[str, Any]], Any] | None
-    dump: Callable[..., list[dict[str, Any]]]  # (draw, rewarded, experience) -> rows of a dump
-
-
 def make_waits(config: Any, acts: Callable[[str], bool]) -> Callable[[Mapping[str, Any]], None]:
     """A function (row of metrics and timings) that says, once, what the steps since the start wait for.
 
@@ -309,57 +291,59 @@ def make_dump(run: Any) -> Callable[[Draw, Rewards, Experience], list[dict[str, 
     return dump
 
 
+@dataclasses.dataclass
 class Loop:
     """The loop over a run's steps: `for step in loop.steps()` begins a step; `loop.log`, then `loop.finish`, end it."""
 
-    def __init__(
-        self,
-        parts: _Parts,
-        shell: Shell,
-        workdir: str,
-        dump_every: int,
-        save_every: int,
-        most_skipped: int,
-        title: str,
-        steps: range,
-    ):
-        self._parts, self._shell, self._workdir = parts, shell, workdir
-        self._dump_every, self._save_every = dump_every, save_every
-        self._most_skipped, self._title, self._steps = most_skipped, title, steps
-        self.seconds: dict[str, float] = {}  # {stage: seconds} of the current step
+    shell: Shell
+    workdir: str
+    title: str
+    numbers: range  # of the steps
+    dump_every: int  # steps between dumps of completions; 0: never
+    save_every: int  # steps between checkpoints
+    most_skipped: int  # updates that may be skipped
+    writer: Writer | None  # None in all processes but the first
+    dropped: Dropped
+    monitors: 'Monitors'
+    trace: '_Trace'
+    signals: Signals
+    close_signals: Callable[[], None]
+    waits: Callable[[Mapping[str, Any]], None]  # (row of metrics and timings)
+    dump: Callable[..., list[dict[str, Any]]]  # (draw, rewarded, experience) -> rows of a dump
+    on_step: Callable[[int, Mapping[str, Any]], Any] | None
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # {stage: seconds} of the current step
 
     def steps(self) -> Iterator[int]:
         """Yields the step numbers; raises Stopped after the last step when a signal came."""
-        parts = self._parts
-        for step in self._steps:
-            parts.signals.step(f'{self._title}, step {step}')
+        for step in self.numbers:
+            self.signals.step(f'{self.title}, step {step}')
             self.seconds.clear()
-            with parts.trace.around(step), jax.profiler.StepTraceAnnotation(self._title, step_num=step):
+            with self.trace.around(step), jax.profiler.StepTraceAnnotation(self.title, step_num=step):
                 yield step
-        self._shell.wait()
-        if processes.exchange_stop(f'the end of {self._title}', {}, self._stopping):
-            raise Stopped(self._workdir, self._steps.stop, self._steps.stop)
-        parts.close_signals()  # after the last step a signal ends the process at once
+        self.shell.wait()
+        if processes.exchange_stop(f'the end of {self.title}', {}, self._stopping):
+            raise Stopped(self.workdir, self.numbers.stop, self.numbers.stop)
+        self.close_signals()  # after the last step a signal ends the process at once
 
     @property
     def _stopping(self):
         """Whether a signal has come to this process, or to one that serves it."""
-        return self._parts.signals.stopping or processes.asked_to_stop()
+        return self.signals.stopping or processes.asked_to_stop()
 
     @contextlib.contextmanager
     def stage(self, name: str):
         """Opens a context that times a stage of the step, and names it on the console and in the profiler trace."""
         began = time.monotonic()
-        if self._parts.writer:
-            self._parts.writer.stage(name)
+        if self.writer:
+            self.writer.stage(name)
         with jax.profiler.TraceAnnotation(name):
             yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
     def progress(self, tokens: int, live: int, slots: int) -> None:
         """Shows the progress of a rollout: its tokens so far, and `live` of the sampler's `slots` in use."""
-        if self._parts.writer:
-            self._parts.writer.sampling(tokens, live, slots)
+        if self.writer:
+            self.writer.sampling(tokens, live, slots)
 
     def is_due(self, step: int, every: int) -> bool:
         """Whether a step is a multiple of `every`; never where that is 0."""
@@ -372,13 +356,13 @@ class Loop:
         step, since there is progress that a checkpoint saves. Raises InUse or CannotWrite when this process no longer
         owns the workdir or cannot write to it.
         """
-        lock.check(self._workdir)
+        lock.check(self.workdir)
         timings = self.seconds | dict(speeds or {})
-        if self._parts.writer:
-            self._parts.writer.step(step, row, timings)
-            self._parts.waits({**row, **timings})
-        self._parts.monitors.step(step, row)
-        self._parts.signals.underway = True
+        if self.writer:
+            self.writer.step(step, row, timings)
+            self.waits({**row, **timings})
+        self.monitors.step(step, row)
+        self.signals.underway = True
 
     def evaluate_if_due(self, step: int, every: int, evaluate: Callable[[Any], Mapping[str, float]], state: TrainState):
         """Logs evaluate(params) before step 0 and each `every` steps (0: never); saves a state that is the best."""
@@ -386,20 +370,20 @@ class Loop:
             with self.stage('evaluate'):
                 results = evaluate(state.params)
                 self.log_evaluation(step, results)
-                self._shell.save_if_best(state, results)
+                self.shell.save_if_best(state, results)
 
     def log_evaluation(self, step: int, results: Mapping[str, float]):
         """Writes {figure: value} of an evaluation before step `step`, and passes it to the monitors."""
-        if self._parts.writer:
-            self._parts.writer.evaluation(step, results)
-        self._parts.monitors.evaluation(step, results, last=step == self._steps.stop)
+        if self.writer:
+            self.writer.evaluation(step, results)
+        self.monitors.evaluation(step, results, last=step == self.numbers.stop)
 
     def dump_if_due(self, step: int, draw: Draw, rewarded: Rewards, experience: Experience):
         """Writes a step's completions, every log.rollouts steps and the last step's; all processes must call it."""
-        if self.is_due(step, self._dump_every) or (self._dump_every and step + 1 == self._steps.stop):
-            dumped = self._parts.dump(draw, rewarded, experience)
-            if self._parts.writer:
-                self._parts.writer.rollouts(step, dumped)
+        if self.is_due(step, self.dump_every) or (self.dump_every and step + 1 == self.numbers.stop):
+            dumped = self.dump(draw, rewarded, experience)
+            if self.writer:
+                self.writer.rollouts(step, dumped)
 
     def finish(self, step: int, state: TrainState, row: Mapping[str, Any], experience: Experience | None = None):
         """Ends a step; saves a checkpoint when one is due, an update was skipped, or the run stops or has a diagnosis.
@@ -410,35 +394,35 @@ class Loop:
         checkpoint or an earlier one could not be written, RuntimeError when the rows of the processes differ, and
         errors of on_step.
         """
-        parts, where = self._parts, f'the end of {self._title}, step {step}'
+        where = f'the end of {self.title}, step {step}'
         skipped = row['finite'] < 1  # the mean over the step's updates
         if skipped and experience is not None:
-            with parts.dropped.unless_written(step, checkpoint.BAD):
-                checkpoint.dump_bad_batch(self._workdir, step, experience)
+            with self.dropped.unless_written(step, checkpoint.BAD):
+                checkpoint.dump_bad_batch(self.workdir, step, experience)
         stop = processes.exchange_stop(where, row, self._stopping)
-        diagnosed = parts.monitors.asks('stop', where)
-        saves = stop or skipped or diagnosed or parts.monitors.asks('save', where)
-        self._shell.check()
-        if self.is_due(step + 1, self._save_every) or step + 1 == self._steps.stop or saves:
-            if parts.writer:
-                parts.writer.stage('save')
-            self._shell.save(state)
-        self._shell.keep_finished(state)
-        if parts.on_step:
-            parts.on_step(step, rows.plain_row(step, row))
+        diagnosed = self.monitors.asks('stop', where)
+        saves = stop or skipped or diagnosed or self.monitors.asks('save', where)
+        self.shell.check()
+        if self.is_due(step + 1, self.save_every) or step + 1 == self.numbers.stop or saves:
+            if self.writer:
+                self.writer.stage('save')
+            self.shell.save(state)
+        self.shell.keep_finished(state)
+        if self.on_step:
+            self.on_step(step, rows.plain_row(step, row))
         if stop:  # a signal came in this process or in another one
-            self._shell.wait()
-            raise Stopped(self._workdir, step + 1, self._steps.stop)
+            self.shell.wait()
+            raise Stopped(self.workdir, step + 1, self.numbers.stop)
         if diagnosed:
-            self._shell.wait()
-            raise Diagnosed(self._workdir, step + 1, self._steps.stop)
-        if skipped and (count := int(state.aux['bad_steps'])) > self._most_skipped:
+            self.shell.wait()
+            raise Diagnosed(self.workdir, step + 1, self.numbers.stop)
+        if skipped and (count := int(state.aux['bad_steps'])) > self.most_skipped:
             text = (
                 f'{count} updates were skipped, since loss, gradient or the new parameters were not finite: more than '
-                f'learner.max_bad_steps = {self._most_skipped}; lower the learning rate, which --amend lets you do'
+                f'learner.max_bad_steps = {self.most_skipped}; lower the learning rate, which --amend lets you do'
             )
-            if os.path.isfile(checkpoint.bad_batch_path(self._workdir, step)):
-                text += f'. python -m grpo_jax replay_bad --workdir={self._workdir} --step={step} looks into the last'
+            if os.path.isfile(checkpoint.bad_batch_path(self.workdir, step)):
+                text += f'. python -m grpo_jax replay_bad --workdir={self.workdir} --step={step} looks into the last'
             raise FloatingPointError(text)
 
 

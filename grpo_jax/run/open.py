@@ -362,7 +362,7 @@ def _open_branch(config, workdir, functions, steered, outer):
         )
         source = run.settings.model
         trained = check(abstract_trained, run.model.config, source.lora, source.dtype, run.mesh)
-        check(checkpoint.check_params, check(checkpoint.find_newest, workdir), trained, '--branch', branch)
+        check(checkpoint.check_params, workdir, trained, '--branch', branch)
     return run
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from ml_collections import ConfigDict
 
 from grpo_jax import ranges
-from grpo_jax.algorithms import Algorithm, default_numbers
+from grpo_jax.algorithms import Algorithm, default_numbers, is_corrected
 from grpo_jax.collect.options import READ_FROM_DATA, CollectOptions
 from grpo_jax.data import DataOptions, list_rows
 from grpo_jax.diagnose import DiagnoseOptions
@@ -369,7 +369,7 @@ class Settings(NamedTuple):
             section = {name: check(_read_key, config, name, key.annotation) for name, key in keys.items()}
             algorithm, model = section['algorithm'], check(ModelSource.from_config, section['model'])
             reward_options = check(RewardOptions.from_config, section['reward'])
-            corrected, group_size = check(_is_corrected, algorithm), section['rollout'].group_size
+            corrected, group_size = check(is_corrected, algorithm), section['rollout'].group_size
             sampling = check(
                 Sampling.from_config, section['rollout'], dtype=model.dtype, corrected=corrected, lora=model.lora
             )
@@ -426,11 +426,6 @@ def _read_key(config, name, annotation):
     else:
         ranges.check_value(name, value, annotation)
     return value
-
-
-def _is_corrected(algorithm):
-    """Whether the algorithm of a config accounts for completions of other policies."""
-    return algorithm.correction != 'none' or algorithm.ratio_base == 'sampler'
 
 
 def _check_evaluation(evaluation, checkpoint, sampling):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from grpo_jax import PACKAGE
+from grpo_jax.algorithms import is_corrected
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
 from grpo_jax.models import lora
@@ -107,8 +108,8 @@ def describe_split(plan: plans.PlannedRun) -> str:
     By the formulas, for powers of two: with collection.staleness both sides work at once, and a step takes as long as
     the slower one. It pays where one mesh, on which they take turns, takes longer. plan: without mesh.sampler.
     """
-    algorithm, changes = plan.config.algorithm, {'collection.staleness': max(plan.config.collection.staleness, 1)}
-    if algorithm.correction == 'none' and algorithm.ratio_base != 'sampler':
+    changes = {'collection.staleness': max(plan.config.collection.staleness, 1)}
+    if not is_corrected(plan.config.algorithm):
         changes['algorithm.correction'] = 'truncated'
     splits = []
     for count in (2**k for k in range((plan.mesh.size - 1).bit_length())):
