@@ -85,7 +85,7 @@ class Evaluator(NamedTuple):
             example = self.dataset.examples[0]
             prompt = example.prompt or exact_text(self.tokenizer, self.dataset.tokens[0])
             console.print(sample_line(prompt, example.answer, greedy.rewarded, console.width))
-        figures = compute_figures(greedy, sampled)
+        figures = compute_figures(sampled, len(self.dataset.examples), greedy)
         return {name: float(np.nanmean(values)) for name, values in figures.items() if np.isfinite(values).any()}
 
 
@@ -187,7 +187,7 @@ def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[di
     """Returns (content of evaluation.json without config, rows of completions.jsonl); model: what names the policy."""
     dataset, sampling = evaluator.dataset, evaluator.engine.programs.spec.sampling
     greedy, sampled = complete(evaluator, params)
-    figures, seed = compute_figures(greedy, sampled), evaluator.seed
+    figures, seed = compute_figures(sampled, len(dataset.examples), greedy), evaluator.seed
     content = {
         'model': model,
         'split': evaluator.split,

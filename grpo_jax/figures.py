@@ -123,42 +123,27 @@ def _compute_rewards(reward_functions, examples, completions):
     return processes.by_group(compute, examples, *completions)
 
 
-def compute_figures(greedy: Judged, sampled: Judged) -> Figures:
-    """Returns the Figures of an evaluation; greedy has one completion a prompt, sampled has n.
+def compute_figures(sampled: Judged, prompts: int, greedy: Judged | None = None) -> Figures:
+    """Returns the Figures of an evaluation of N prompts; sampled has n completions a prompt, greedy one, if given.
 
-    With a verifier: greedy (whether the greedy completion is correct), and pass@k for n and the powers of two up to n;
+    With a verifier: pass@k for n and the powers of two up to n, and greedy (whether the greedy completion is correct);
     if the verifier reads answers, also maj@n (statistics.majority) and unparsed (no answer could be read). Always:
     reward, length in tokens, truncated, and failed (a part of the reward ran out of time or memory). The prefix strict/
     marks the verifier's stricter reading, and greedy/ marks greedy completions; other figures are of the samples.
     """
-    figures, prompts = {}, len(greedy.rewarded.texts)
-    if sampled.by_source:
-        pairs = zip(greedy.by_source, sampled.by_source, strict=True)
-        return _join_sources(
-            [(indices, compute_figures(first, second)) for (indices, first), (_, second) in pairs], prompts
-        )
-    for prefix in sampled.correct:
-        figures[f'{prefix}greedy'] = greedy.correct[prefix][:, 0].astype(float)
-        figures |= _accuracy_figures(sampled, prefix)
-    return figures | _mean_figures(sampled, prompts, '') | _mean_figures(greedy, prompts, 'greedy/')
-
-
-def compute_sampled_figures(sampled: Judged, prompts: int) -> Figures:
-    """Returns the figures of compute_figures that need no greedy completions."""
-    if sampled.by_source:
-        pieces = [(indices, compute_sampled_figures(judged, len(indices))) for indices, judged in sampled.by_source]
-        return _join_sources(pieces, prompts)
-    shares = [_accuracy_figures(sampled, prefix) for prefix in sampled.correct]
-    return dict(item for figures in (*shares, _mean_figures(sampled, prompts, '')) for item in figures.items())
-
-
-def _join_sources(pieces, prompts):
-    """Joins (indices, Figures) of each source to the Figures of all prompts."""
-    figures = {}
-    for indices, source_figures in pieces:
-        for name, values in source_figures.items():
+    figures: Figures = {}
+    for number, (indices, judged) in enumerate(sampled.by_source):
+        of_source = compute_figures(judged, len(indices), greedy and greedy.by_source[number][1])
+        for name, values in of_source.items():
             figures.setdefault(name, np.full(prompts, np.nan))[indices] = values
-    return figures
+    if sampled.by_source:
+        return figures
+    for prefix in sampled.correct:
+        if greedy:
+            figures[f'{prefix}greedy'] = greedy.correct[prefix][:, 0].astype(float)
+        figures |= _accuracy_figures(sampled, prefix)
+    figures |= _mean_figures(sampled, prompts, '')
+    return figures | _mean_figures(greedy, prompts, 'greedy/') if greedy else figures
 
 
 def _accuracy_figures(sampled, prefix):

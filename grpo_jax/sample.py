@@ -17,7 +17,7 @@ import jax
 from grpo_jax import data, evaluate, rewards
 from grpo_jax.collect.draw import decode_completions
 from grpo_jax.errors import BadInput
-from grpo_jax.figures import compute_sampled_figures, read_rewards, recorded_rewards, summarize, summarize_by_subject
+from grpo_jax.figures import compute_figures, read_rewards, recorded_rewards, summarize, summarize_by_subject
 from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.ranges import Kind
 from grpo_jax.rewards import gold
@@ -166,7 +166,7 @@ def summarize_samples(
     rows = read_samples(to, dataset, request)
     prompts = len(dataset.examples)
     judged = read_rewards(reward_functions, dataset.examples, recorded_rewards(rows), strict=False)
-    figures = compute_sampled_figures(judged, prompts)
+    figures = compute_figures(judged, prompts)
     return {
         'prompts': prompts,
         'split': request.split,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import time
-from typing import Any, Protocol
+from typing import Any
 import unicodedata
 
 
@@ -89,20 +89,8 @@ class Activity:
             listener.advanced(self)
 
 
-class Listener(Protocol):
-    """What is called when an activity begins, advances and ends, such as the console."""
-
-    def began(self, activity: Activity) -> None:
-        """Called when an activity begins."""
-
-    def advanced(self, activity: Activity) -> None:
-        """Called when an activity has advanced."""
-
-    def ended(self, activity: Activity) -> None:
-        """Called when an activity ends, by an exception too."""
-
-
-listeners: list[Listener] = []
+# what is told that an activity began, advanced or ended, also by an exception: run.console.Console and its like
+listeners: list[Any] = []
 
 
 @contextlib.contextmanager

@@ -48,15 +48,7 @@ from grpo_jax.run.console import print_outcome
 from grpo_jax.run.loop import Shell, barrier, check_rewarded, owns_workdir, serves_sampler
 from grpo_jax.run.measure import make_measure, make_speeds
 from grpo_jax.run.observers import make_observers
-from grpo_jax.run.open import (
-    Run,
-    make_run_learner,
-    make_workdir,
-    open_changes,
-    open_state,
-    open_training,
-    refuse_fewer_steps,
-)
+from grpo_jax.run.open import Run, make_run_learner, make_workdir, open_changes, open_state, open_training
 from grpo_jax.run.rows import read_rows
 from grpo_jax.run.steering import Steering, check_programs
 from grpo_jax.sharding.compiled import BackgroundCompiler, Executable
@@ -114,7 +106,6 @@ def run(
         # anew. Without one, the policy of the model, or what the cold start makes of it.
         state = open_state(run, shell.checkpoints, learner.state, learner.initial)
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
-        refuse_fewer_steps(settings.steps, int(state.step))  # the config may ask for fewer than are done
         compiler.wait('what a step and an evaluation run')
         check_programs(run.workdir, settings.recorded, programs)  # with the last start's, where all else is the same
         make_workdir(run, int(state.step))  # writes config.json and all else, now that nothing can be refused

@@ -50,7 +50,7 @@ def figures(reward_functions, examples=EXAMPLES, samples=SAMPLES):
     lengths, prompts = list(range(1, len(samples) + 1)), len(examples)
     sampled = judge(reward_functions, examples, Completions(samples, truncated, lengths))
     greedy = judge(reward_functions, examples, Completions(GREEDY[:prompts], [True] * prompts, [2] * prompts))
-    return compute_figures(greedy, sampled)
+    return compute_figures(sampled, len(greedy.rewarded.texts), greedy)
 
 
 def means(by_name):

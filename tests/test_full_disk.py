@@ -145,7 +145,7 @@ def test_what_libraries_say_of_a_disk_is_understood():
     outer.__cause__ = PermissionError(errno.EACCES, 'Permission denied')
     assert files.disk_error(ExceptionGroup('several', [KeyError(), outer])).errno == errno.EACCES
     assert files.disk_error(ValueError('a shape')) is None
-    with pytest.raises(ValueError, match='a shape'), files.foreign_writing('x'):
+    with pytest.raises(ValueError, match='a shape'), files.writing('x'):
         raise ValueError('a shape')
 
 
@@ -191,7 +191,7 @@ def test_events_that_cannot_be_written_stop_no_run(tmp_path, monkeypatch, caplog
     with Writer(str(tmp_path), 0, 3, 'train') as writer:
         monkeypatch.setattr(writers, 'append_event', _full)
         for step in range(3):
-            with writer.optional(step, 'rollouts'):
+            with writer.dropped.unless_written(step, 'rollouts'):
                 raise FULL
     assert '3 of rollouts' in caplog.records[-1].getMessage()
 
@@ -202,7 +202,7 @@ def _full(*_, **__):
 
 def test_an_error_that_is_not_the_disks_is_not_dropped(tmp_path):
     with Writer(str(tmp_path), 0, 3, 'train') as writer:
-        with pytest.raises(KeyError), writer.optional(0, 'rollouts'):
+        with pytest.raises(KeyError), writer.dropped.unless_written(0, 'rollouts'):
             raise KeyError
 
 

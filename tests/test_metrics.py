@@ -110,7 +110,7 @@ def names_of_figures():
     rewarded = Rewards(np.array(['a'] * 2, object), one > 1, one, one, one, {}, {'died': one > 1})
     judged = figures.Judged(rewarded, answers, flags)
     alone = judged._replace(rewarded=jax.tree.map(lambda x: x[:1], rewarded))
-    return set(figures.compute_figures(alone, judged))
+    return set(figures.compute_figures(judged, len(alone.rewarded.texts), alone))
 
 
 @pytest.fixture(scope='module')

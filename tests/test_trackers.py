@@ -22,7 +22,7 @@ from grpo_jax.errors import BadInput
 from grpo_jax.run import writer
 from grpo_jax.run.rows import append_event, recorded_events
 from grpo_jax.run.settings import Settings
-from grpo_jax.run.writer import Subject, Tracking, Writer
+from grpo_jax.run.writer import Tracking, Writer
 from tests import tiny_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -67,8 +67,8 @@ def fakes(monkeypatch):
 def write(workdir, steps, first=0, names=writer.NAMES, total=4):
     """The steps of a run from `first` on, with the evaluation before the first one."""
     os.makedirs(workdir, exist_ok=True)
-    subject = Subject(Tracking(names, 'mine'), CONFIG)
-    with Writer(str(workdir), first, total, 'train', (), subject) as writer:
+    tracking = Tracking(names, 'mine')
+    with Writer(str(workdir), first, total, 'train', (), tracking, CONFIG) as writer:
         if first == 0:
             writer.evaluation(0, {'greedy': 0.25, 'pass@1': 0.5})
         for step in steps:
@@ -90,8 +90,8 @@ def test_a_tracker_gets_the_rows_of_the_files_and_the_config(fakes, tmp_path, ca
 
 
 def test_events_go_to_a_tracker_once(fakes, tmp_path):
-    subject = Subject(Tracking(('wandb',)), CONFIG)
-    with Writer(str(tmp_path), 0, 4, 'train', (), subject) as writer:
+    tracking = Tracking(('wandb',))
+    with Writer(str(tmp_path), 0, 4, 'train', (), tracking, CONFIG) as writer:
         append_event(tmp_path, 0, 'diagnosis', monitor='dead_run', seen='nothing')
         append_event(tmp_path, 0, 'diagnosis', monitor='truncation', seen='all')
         writer.step(0, {'reward': 1.0}, {})
@@ -123,9 +123,9 @@ def test_a_run_that_goes_on_is_the_same_run_in_each_tracker_and_repeats_no_step(
 
 
 def test_a_run_may_have_a_name_and_stays_one_run(fakes, tmp_path):
-    subject = Subject(Tracking(writer.NAMES, 'mine', run_name='long one'), CONFIG)
+    tracking = Tracking(writer.NAMES, 'mine', run_name='long one')
     for _ in range(2):
-        with Writer(str(tmp_path), 0, 4, 'train', (), subject):
+        with Writer(str(tmp_path), 0, 4, 'train', (), tracking, CONFIG):
             pass
     assert {begun['name'] for begun in fakes['wandb'].begun} == {'long one'}
     (name,) = {begun['id'] for begun in fakes['wandb'].begun} | {begun['name'] for begun in fakes['trackio'].begun}

@@ -22,7 +22,7 @@ from grpo_jax.algorithms import Algorithm
 from grpo_jax.collect.options import EXCHANGED, READ_FROM_DATA, CollectOptions
 from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.hosts import json_file, processes
-from grpo_jax.hosts.files import foreign_writing
+from grpo_jax.hosts.files import writing
 from grpo_jax.learner.options import Learning
 from grpo_jax.learner.programs import Learner, fetch_reference, make_teacher
 from grpo_jax.models import hf, transformer
@@ -277,7 +277,7 @@ def make_renewal(
         step = int(state.step)
         if state.ref_params is None or not options.reference_every or step == 0 or step % options.reference_every:
             return state, {RENEWED: False}
-        with foreign_writing(checkpoints.directory):
+        with writing(checkpoints.directory):
             if checkpoints.latest_step() != step:
                 checkpoint.save(checkpoints, state)
             checkpoints.wait_until_finished()

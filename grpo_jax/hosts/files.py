@@ -20,18 +20,7 @@ OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[None]:
-    """A context that turns an OSError into CannotWrite(path)."""
-    try:
-        yield
-    except CannotWrite:
-        raise
-    except OSError as error:
-        raise CannotWrite(path, error) from error
-
-
-@contextlib.contextmanager
-def foreign_writing(path: str | os.PathLike) -> Iterator[None]:
-    """A context that turns any error that disk_error recognizes into CannotWrite(path); for libraries that write it."""
+    """A context that turns an error that disk_error recognizes into CannotWrite(path), also one of a library."""
     try:
         yield
     except (BadInput, CannotWrite):
@@ -88,7 +77,7 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
     """
     temporary = f'{os.path.normpath(path)}.writing'
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
-    with foreign_writing(path):
+    with writing(path):
         try:
             os.makedirs(temporary)
             yield temporary

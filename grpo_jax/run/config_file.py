@@ -5,7 +5,7 @@ anybody, so it is checked before it is used.
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import difflib
 import functools
@@ -235,7 +235,7 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
         raise BadInput('--workdir', workdir, 'holds no run (no config.json); name the folder of a run')
     recorded = json_file.read_object(files.path_inside(workdir, 'config.json'))
     _check_recorded(recorded, read_defaults().to_dict(), workdir, '')
-    paths = list(dict.fromkeys(code_files(recorded)))
+    paths = list(dict.fromkeys(steering.name_files([recorded['data'], recorded['reward']])))
     if paths and not trust:
         raise BadInput(
             '--workdir',
@@ -249,26 +249,6 @@ def read_recorded(workdir: str, trust: bool) -> ConfigDict:
         asked = f'its config.json names services that would be asked: {", ".join(urls)}'
         raise BadInput('--workdir', workdir, f'{asked}, with a key of yours; add --trust if you trust them')
     return ConfigDict(_replace_lists(recorded))
-
-
-def code_files(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the paths of Python files that a config names as data sets or rewards."""
-    sources = [config['data']]
-    while sources:  # the sources of a mixture are data sets themselves
-        source = sources.pop()
-        if not isinstance(source, dict):
-            continue
-        if user_files.is_file(source.get('name')):
-            yield source['name']
-        options = source.get('options')
-        nested = options.get('sources') if isinstance(options, dict) else None
-        sources += nested if isinstance(nested, list) else []
-    by_source = config['reward']['by_source']
-    sections = [config['reward'], *(section for section in by_source.values() if isinstance(section, dict))]
-    parts = [part for section in sections for part in section.get('parts', ()) if isinstance(part, list) and part]
-    for path in (*(part[0] for part in parts), config['reward']['step_rewards']):
-        if user_files.is_file(path):
-            yield path
 
 
 def _check_recorded(recorded, defaults, workdir, prefix):

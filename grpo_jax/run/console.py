@@ -51,7 +51,7 @@ BLOCKS, COLUMNS = '▁▂▃▄▅▆▇█', 40  # heights and most columns of 
 
 
 class Console:
-    """Shows the progress of activities, and prints lines above the bars; a text.Listener."""
+    """Shows the progress of activities, and prints lines above the bars; one of text.listeners."""
 
     def __init__(self):
         self._lock = threading.RLock()

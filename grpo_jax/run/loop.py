@@ -21,13 +21,13 @@ from grpo_jax import diagnose
 from grpo_jax.collect.draw import Draw
 from grpo_jax.diagnose import advice
 from grpo_jax.errors import BadInput, CannotWrite, Diagnosed, InUse, Stopped
-from grpo_jax.hosts import files, lock, processes
+from grpo_jax.hosts import files, json_file, lock, processes
 from grpo_jax.models.hf import families
 from grpo_jax.rewards import RewardError, Rewards, RewardsMissing
 from grpo_jax.run import checkpoint, measure, rows
 from grpo_jax.run.console import console
 from grpo_jax.run.signals import Signals
-from grpo_jax.run.writer import FILES, Dropped, Subject, Writer
+from grpo_jax.run.writer import FILES, Dropped, Writer
 from grpo_jax.sharding.sides import split_processes
 from grpo_jax.text import during
 from grpo_jax.types import Experience, TrainState
@@ -127,16 +127,7 @@ def barrier(
     if processes.has_others():  # one process traces its programs, which a hash needs, later
         values |= {f'program {name}': program.hash for name, program in programs.items()}
     with during('waiting for the other processes'):
-        processes.exchange_stop('the start', values | dict(_flatten(recorded, 'config.')))
-
-
-def _flatten(tree, prefix):
-    """Yields (dotted name, value) of each leaf of nested dicts."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f'{prefix}{name}.')
-        else:
-            yield prefix + name, value
+        processes.exchange_stop('the start', values | dict(json_file.flatten(recorded, 'config.')))
 
 
 class Shell:
@@ -192,13 +183,14 @@ class Shell:
         last step of a profiler trace; on_step(step, row): called after each step.
         """
         settings, first = run.settings, int(state.step)
-        subject = Subject(settings.log.tracking, settings.config.to_dict())
         writer = None
         if processes.is_first():
             if first:
                 end = f'finished after {steps} steps; raise steps to go on'
                 console.print(f'{title}: {f"goes on after {first} of {steps} steps" if first < steps else end}')
-            writer = self._stack.enter_context(Writer(self._workdir, first, steps, title, shown, subject))
+            writer = self._stack.enter_context(
+                Writer(self._workdir, first, steps, title, shown, settings.log.tracking, settings.config.to_dict())
+            )
         dropped = writer.dropped if writer else Dropped(self._workdir)
         trace = _Trace(profile, self._workdir, dropped, self._stack)
         optimizer = 'optimizer' if title == 'train' else 'supervised.optimizer'
@@ -243,7 +235,7 @@ class Shell:
 
     def _writing(self):
         """A context in which an error of the disk under the checkpoints is raised as CannotWrite."""
-        return files.foreign_writing(os.path.join(self._workdir, checkpoint.FOLDER))
+        return files.writing(os.path.join(self._workdir, checkpoint.FOLDER))
 
     def _save_finished(self, everywhere):
         """Saves the state after the last finished step, unless an update has already reused the memory of its arrays.

@@ -93,7 +93,8 @@ class Board:
         if config is not None:
             from tensorboardX import summary
 
-            parts = summary.hparams(dict(_flatten(config)), dict.fromkeys(COMPARED, 0.0))
+            plain = {k: x if isinstance(x, (bool, int, float, str)) else repr(x) for k, x in json_file.flatten(config)}
+            parts = summary.hparams(plain, dict.fromkeys(COMPARED, 0.0))
             self._begin += [self._event(summary=part) for part in parts]
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
@@ -151,15 +152,6 @@ class Board:
         os.stat(self._path)  # raises when the file was removed: its writes succeed, and are lost
 
 
-def _flatten(tree, prefix=''):
-    """Yields (dotted name, number or text) of each leaf of nested dicts."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f'{prefix}{name}.')
-        else:
-            yield prefix + name, value if isinstance(value, (bool, int, float, str)) else repr(value)
-
-
 def _encode_record(event):
     """The bytes of an event in a TFRecord file: length, checksum of the length, content, checksum of the content."""
     from tensorboardX.record_writer import masked_crc32c
@@ -199,27 +191,25 @@ class Tracking(NamedTuple):
                 raise BadInput('log.trackers', name, f"cannot be imported{reason}; run pip install 'grpo_jax[{name}]'")
 
 
-class Subject(NamedTuple):
-    """The facts about a run that trackers and TensorBoard receive at its start."""
-
-    tracking: Tracking
-    config: dict[str, Any]
+UNTRACKED = Tracking()
 
 
 class Trackers:
     """The trackers of a run. The run has the same id in all trackers and after each resume."""
 
-    def __init__(self, workdir: str, subject: Subject, first_step: int, logged: Mapping[str, int]):
+    def __init__(
+        self, workdir: str, tracking: Tracking, config: Mapping[str, Any], first_step: int, logged: Mapping[str, int]
+    ):
         """first_step: the step that the run goes on with; logged: `last_steps` before the files were cut to it."""
-        self._workdir, self._subject, self._logged = workdir, subject, logged
+        self._workdir, self._tracking, self._config, self._logged = workdir, tracking, config, logged
         self._first_step, self._events = first_step, 0
         self._runs: dict[str, Any] = {}
-        for name in dict.fromkeys(subject.tracking.trackers):
+        for name in dict.fromkeys(tracking.trackers):
             self._attempt(name, first_step, lambda name=name: self._begin(name))
 
     def step(self, step: int, row: Mapping[str, Any], timings: Mapping[str, float]) -> None:
         """Logs a step's metrics and timings, and events since the last call; a repeated step is not logged again."""
-        if step > self._logged['metrics.jsonl']:  # else the step is repeated, with the same numbers
+        if self._runs and step > self._logged['metrics.jsonl']:  # else the step is repeated, with the same numbers
             values = {name: value for name, value in row.items() if value is not None and name != 'step'}
             self._log(step, values | {f'seconds/{name}': value for name, value in timings.items()} | self._new_events())
 
@@ -239,14 +229,14 @@ class Trackers:
     def _begin(self, name):
         """Starts a tracker, or goes on with its run of this workdir."""
         module: Any = importlib.import_module(name)
-        about = {'project': self._subject.tracking.project, 'config': self._subject.config, 'resume': 'allow'}
-        run_id = _run_id(self._workdir, self._subject.tracking.run_name)
+        about = {'project': self._tracking.project, 'config': self._config, 'resume': 'allow'}
+        run_id = _run_id(self._workdir, self._tracking.run_name)
         hook = sys.excepthook
         try:
             if name == 'wandb':
                 self._runs[name] = module.init(
                     id=run_id,
-                    name=self._subject.tracking.run_name or run_id,
+                    name=self._tracking.run_name or run_id,
                     dir=os.environ.get('WANDB_DIR', self._workdir),
                     allow_val_change=True,  # the config may be amended
                     reinit='create_new',  # keeps another run of a notebook open
@@ -328,12 +318,13 @@ class Writer:
         steps: int,
         title: str,
         shown: Sequence[str] = (),
-        subject: Subject | None = None,
+        tracking: Tracking = UNTRACKED,
+        config: Mapping[str, Any] | None = None,
     ):
         """first_step, steps: the first step and the number of all; title: of the run on the console.
 
         shown: metrics for a line on the console at each tenth; without it each step has a line of what matters in GRPO.
-        subject: the facts for trackers and TensorBoard.
+        tracking: the trackers; config: nested, for them and for TensorBoard.
         """
         self._shown, self._workdir = shown, workdir
         logged = last_steps(workdir, FILES)
@@ -344,11 +335,9 @@ class Writer:
             drop_events(workdir, first_step)
             self._files = opened.pop_all()
         self.dropped = Dropped(workdir)
-        config = subject.config if subject else None
         self._board = Board(os.path.join(workdir, 'tensorboard'), first_step, config)
-        self._trackers = None
-        if subject and first_step < steps:
-            self._trackers = Trackers(workdir, subject, first_step, logged)
+        tracking = tracking if first_step < steps else UNTRACKED
+        self._trackers = Trackers(workdir, tracking, config or {}, first_step, logged)
         self._progress = contextlib.ExitStack()
         self._steps = self._progress.enter_context(during(title, steps, first_step, lines=not shown))
         self._expected = None  # tokens of the last rollout
@@ -365,10 +354,9 @@ class Writer:
         self._metrics.append(json.dumps(row))
         self._timings.append(json.dumps({'step': step, **timings}))
         curves = (row | {f'seconds/{k}': v for k, v in timings.items()}).items()
-        with self.optional(step, 'tensorboard'):
+        with self.dropped.unless_written(step, 'tensorboard'):
             self._board.add(step, {name: value for name, value in curves if value is not None and name != 'step'})
-        if self._trackers:
-            self._trackers.step(step, row, timings)
+        self._trackers.step(step, row, timings)
         self._expected = row.get('tokens')
         cells = console.step_cells(row, timings, self._shown)
         self._steps.advance(step + 1, *([] if self._shown else [f'step {step}']), *cells)  # its number in the files
@@ -385,29 +373,24 @@ class Writer:
     def evaluation(self, step: int, results: Mapping[str, float]) -> None:
         """Writes {figure: value} of an evaluation before step `step`."""
         self._evaluations.append(json.dumps({'step': step, **results}))
-        with self.optional(step, 'tensorboard'):
+        with self.dropped.unless_written(step, 'tensorboard'):
             self._board.add(step, {f'evaluation/{k.replace("@", "_at_")}': value for k, value in results.items()})
-        if self._trackers:
-            self._trackers.evaluation(step, results)
+        self._trackers.evaluation(step, results)
 
     def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes rows of rollout_rows to rollouts/<step>.jsonl and TensorBoard, or drops them on a full disk."""
         rows = list(rows)
-        with self.optional(step, 'tensorboard'):
+        with self.dropped.unless_written(step, 'tensorboard'):
             self._board.rollouts(step, rows)
-        with self.optional(step, 'rollouts'):
+        with self.dropped.unless_written(step, 'rollouts'):
             os.makedirs(os.path.join(self._workdir, 'rollouts'), exist_ok=True)
             with atomic_write(os.path.join(self._workdir, 'rollouts', f'{step:06d}.jsonl')) as file:
                 file.writelines([json.dumps(row, ensure_ascii=False) + '\n' for row in rows])
 
     def text(self, step: int, name: str, text: str) -> None:
         """Writes a text to TensorBoard; it is dropped on a full disk."""
-        with self.optional(step, 'tensorboard'):
+        with self.dropped.unless_written(step, 'tensorboard'):
             self._board.text(step, name, text)
-
-    def optional(self, step: int, kind: str) -> contextlib.AbstractContextManager[None]:
-        """A context that writes into the workdir's folder `kind`; what a full disk refuses is dropped and counted."""
-        return self.dropped.unless_written(step, kind)
 
     def close(self) -> None:
         """Closes every file; a second call does nothing."""
@@ -418,9 +401,8 @@ class Writer:
                 steps.result += f', {", ".join(steps.cells)},'
         self._progress.close()
         self._files.close()
-        if self._trackers:
-            self._trackers.close(steps.done)
-        with self.optional(steps.done, 'tensorboard'):
+        self._trackers.close(steps.done)
+        with self.dropped.unless_written(steps.done, 'tensorboard'):
             self._board.close()
         if self.dropped.counts:
             logger.warning('%s of %s could not be written and are missing', self.dropped.summary(), self._workdir)

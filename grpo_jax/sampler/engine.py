@@ -272,16 +272,14 @@ class Engine:
         began = time.monotonic()
         ongoing.unfinished, ongoing.longest, stats.tokens = _fetch_ints(programs.count_remaining(ongoing.state))
         while ongoing.unfinished:
-            if self.schedule.carried:
-                size, length = fresh, ongoing.longest
-                batch = programs.open_carried(ongoing.weights, ongoing.state, length, size)
-            elif opened < self.schedule.prompts:
-                size, length = fresh, 0
-                batch = programs.open_batch(ongoing.weights, ongoing.state, opened // size.prompts, size)
-                opened += size.prompts
-            else:
-                size, length = self.schedule.resumed_batch(ongoing.unfinished, ongoing.longest), ongoing.longest
-                batch = programs.resume_rows(ongoing.weights, ongoing.state, length, size)
+            kind, size, length = 'carry', fresh, ongoing.longest
+            if not self.schedule.carried and opened < self.schedule.prompts:
+                kind, length = 'open', 0
+            elif not self.schedule.carried:
+                kind, size = 'resume', self.schedule.resumed_batch(ongoing.unfinished, ongoing.longest)
+            number = opened // size.prompts if kind == 'open' else length
+            batch = programs.open_batch(kind, ongoing.weights, ongoing.state, number, size)
+            opened += size.prompts * (kind == 'open')
             stats.decode_batches += 1
             self._decode_batch(ongoing, batch, size, length)
         stats.seconds = time.monotonic() - began

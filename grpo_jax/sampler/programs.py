@@ -608,17 +608,15 @@ class SamplerPrograms:
         """(unfinished rows, tokens of the longest, tokens of all rows), each i32[]; see `_count_remaining`."""
         return self._call(schedule.REMAINING, rollout_state)
 
-    def open_batch(self, weights: Any, rollout_state: Any, index: int, size: BatchSize) -> state.DecodeBatch:
-        """The DecodeBatch of every shard's `index`-th prompts, prefilled."""
-        return self._call(self.spec.schedule.key('open', size), weights, rollout_state, np.int32(index))
+    def open_batch(
+        self, kind: str, weights: Any, rollout_state: Any, number: int, size: BatchSize
+    ) -> state.DecodeBatch:
+        """The DecodeBatch of some rows of every shard, prefilled; kind says which rows, and what `number` is.
 
-    def resume_rows(self, weights: Any, rollout_state: Any, length: int, size: BatchSize) -> state.DecodeBatch:
-        """The DecodeBatch of every shard's longest unfinished rows, prefilled before own column `length`."""
-        return self._call(self.spec.schedule.key('resume', size), weights, rollout_state, np.int32(length))
-
-    def open_carried(self, weights: Any, rollout_state: Any, length: int, size: BatchSize) -> state.DecodeBatch:
-        """The DecodeBatch of all rows, where carried ones are prefilled before own column `length`."""
-        return self._call(self.spec.schedule.key('carry', size), weights, rollout_state, np.int32(length))
+        'open': those of the number-th prompts. 'resume': the longest unfinished ones, before own column `number`.
+        'carry': all, where carried ones are prefilled before own column `number`.
+        """
+        return self._call(self.spec.schedule.key(kind, size), weights, rollout_state, np.int32(number))
 
     def wake(self, batch: Any, rollout_state: Any, tokens: int, size: BatchSize) -> Any:
         """(DecodeBatch, RolloutState, Report): rows that paused at their limit may get so many tokens more."""

@@ -10,7 +10,7 @@ from grpo_jax.configs import arithmetic
 from grpo_jax.data import code as problems
 from grpo_jax.errors import BadInput
 from grpo_jax.rewards import gold
-from grpo_jax.run import config_file
+from grpo_jax.run import steering
 from grpo_jax.run.settings import Settings
 from grpo_jax.types import Example
 from tests import tiny_run
@@ -51,7 +51,7 @@ def test_each_source_is_judged_by_its_own(program):
     np.testing.assert_allclose(rewarded.rewards, [1, 0, 1, 0, 1, 0, 1, -0.375])
     np.testing.assert_array_equal(rewarded.correct, [1, 0, 1, 0, 1, 0, 1, 0])
     # both have 2 of 4 right; of the numbers 7 has most votes, and four programs have one each
-    measured = figures.compute_sampled_figures(judged, 2)
+    measured = figures.compute_figures(judged, 2)
     np.testing.assert_array_equal(measured['pass@1'], [0.5, 0.5])
     np.testing.assert_array_equal(measured['maj@4'], [1, 0.5])
     np.testing.assert_array_equal(measured['unparsed'], [0.25, 0])
@@ -62,7 +62,7 @@ def test_a_source_without_verifier_counts_in_no_pass_rate(program):
         assert not functions.needs_answer(program) and functions.needs_answer(SUM)
         judged = figures.judge(functions, [SUM, program], figures.Completions(ANSWERS, [False] * 8, [1] * 8))
     assert np.isnan(judged.rewarded.correct[4:]).all()
-    np.testing.assert_array_equal(figures.compute_sampled_figures(judged, 2)['pass@4'], [1, np.nan])
+    np.testing.assert_array_equal(figures.compute_figures(judged, 2)['pass@4'], [1, np.nan])
     assert judged.correct[''][1].tolist() == [None] * 4
 
 
@@ -132,7 +132,7 @@ def test_the_gate_by_outcome_needs_a_verifier_for_every_source():
 
 def test_code_that_a_source_names_is_told_before_it_runs():
     config = tiny_run.config(reward__by_source={'x': {'parts': (('mine.py:f', 1.0),)}})
-    assert list(config_file.code_files(json.loads(json.dumps(config.to_dict())))) == ['mine.py:f']
+    assert list(steering.name_files(config.reward.to_dict())) == ['mine.py:f']
 
 
 def test_one_run_of_word_problems_and_programs(tmp_path):

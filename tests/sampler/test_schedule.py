@@ -50,16 +50,14 @@ class FakePrograms:
         unfinished = state < self.lengths
         return unfinished.sum(1).max(), np.where(unfinished, state, 0).max(), state.sum()
 
-    def open_batch(self, weights, state, index, size):
-        self.requested.append(self.sizes.key('open', size))
-        rows = np.arange(size.rows) + index * size.rows
-        return self._batch(state, np.tile(rows, (len(state), 1)), 0, size)
-
-    def resume_rows(self, weights, state, length, size):
-        self.requested.append(self.sizes.key('resume', size))
+    def open_batch(self, kind, weights, state, number, size):
+        self.requested.append(self.sizes.key(kind, size))
+        if kind == 'open':
+            rows = np.arange(size.rows) + number * size.rows
+            return self._batch(state, np.tile(rows, (len(state), 1)), 0, size)
         length_of = np.where(state < self.lengths, state, -1)
-        assert length_of.max() <= length
-        return self._batch(state, np.argsort(-length_of, 1, kind='stable')[:, : size.rows], length, size)
+        assert length_of.max() <= number
+        return self._batch(state, np.argsort(-length_of, 1, kind='stable')[:, : size.rows], number, size)
 
     def _batch(self, state, rows, length, size):
         unfinished = np.take_along_axis(state < self.lengths, rows, 1)
