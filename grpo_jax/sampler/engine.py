@@ -6,7 +6,7 @@ outgrow its budget, rows are preempted: their tokens stay in the RolloutState, a
 that wait for memory form further batches. The host decides once a segment. It reads numbers that all shards share, so
 all processes decide alike.
 
-Each call of `sample` or `resume` makes its own copy of the weights (in the sampler's dtype and shardings, quantized,
+Each call of `sample` or `go_on` makes its own copy of the weights (in the sampler's dtype and shardings, quantized,
 adapters merged) and frees the copy when it returns.
 """
 
@@ -194,7 +194,7 @@ class Engine:
         params: the policy on its mesh, or a Sent. prompts: the Prompts, on the engine's mesh.
         key, step: choose the noise (see sampler.row_keys); new tokens carry version `step`.
         given: i32[B, C], tokens to write instead of sampled ones; -1: sample.
-        limit: an int or i32[B], the number of tokens after which a row pauses; `resume` continues it.
+        limit: an int or i32[B], the number of tokens after which a row pauses; `go_on` continues it.
         finished: called as finished(row, tokens, truncated) once for every row of this process, after the segment in
             which the row has ended, while other rows still decode.
         progress: called as progress(tokens, live rows, rows of the batch) after every segment.
@@ -204,30 +204,6 @@ class Engine:
             state = self.programs.new_state(prompts, key, step, given, limit)
             return self._finish_rows(sent, _Ongoing(self.programs.weights(sent), state, step, finished, progress), 0)
 
-    def resume(
-        self,
-        params: Any,
-        rollout: Rollout,
-        prompts: Prompts,
-        key: Any,
-        step: Any,
-        *,
-        limit: Any = None,
-        finished: Finished | None = None,
-        progress: Progress | None = None,
-    ) -> tuple[Rollout, Stats]:
-        """Continues the truncated rows of a Rollout by at most `limit` tokens each; returns (Rollout, Stats).
-
-        limit: an int or i32[B]; None: to the end. A row keeps the noise of the step in which it began (version[:, 0]):
-        with the same weights it gets the tokens that it would have got without the pause. New tokens carry version
-        `step`. Other arguments as in `sample`.
-        """
-        sent = self.send(params).policy
-        with self._turn():
-            state = self.programs.resume_state(rollout, prompts, key, limit)
-            ongoing = _Ongoing(self.programs.weights(sent), state, step, finished, progress)
-            return self._finish_rows(sent, ongoing, self.schedule.prompts)
-
     def go_on(
         self,
         params: Any,
@@ -235,22 +211,27 @@ class Engine:
         prompts: Prompts,
         key: Any,
         step: Any,
-        enough: Callable[[np.ndarray], bool],
+        enough: Callable[[np.ndarray], bool] | None = None,
         *,
+        limit: Any = None,
         finished: Finished | None = None,
         progress: Progress | None = None,
     ) -> tuple[Rollout, Stats]:
-        """Gives all unfinished rows equally many tokens, a multiple of CUT, until `enough`; returns (Rollout, Stats).
+        """Continues the unfinished rows of a Rollout; returns (Rollout, Stats), which do not count its earlier tokens.
 
-        rollout: rows as they are, of a schedule that carries; those of the first prompts of each shard may have tokens.
-        A row's version[:, 0] is the step in which it was admitted, which chooses its noise. Other arguments as in
-        `sample`, but `finished` is not called for rows that pause.
+        A row keeps the noise of the step in which it began (version[:, 0]): with the same weights it gets the tokens
+        that it would have got without the pause. New tokens carry version `step`. Other arguments are as in `sample`,
+        but `finished` is called for the rows alone that end now.
+
+        limit: an int or i32[B], the most tokens that a row gets; None: to the end.
+        enough: in the place of a limit, of a schedule that carries, where rows of the first prompts of each shard may
+            have tokens. All unfinished rows get equally many tokens, a multiple of CUT, until enough(ended bool[B]).
         """
         sent, earlier = self.send(params).policy, int(processes.fetch(rollout.completion_mask).sum())
         with self._turn():
-            state = self.programs.resume_state(rollout, prompts, key, CUT)
+            state = self.programs.resume_state(rollout, prompts, key, CUT if enough else limit)
             ongoing = _Ongoing(self.programs.weights(sent), state, step, finished, progress, enough)
-            ongoing.reported = self.programs.read_rows(state, pauses=True)[3]
+            ongoing.reported = self.programs.read_rows(state, pauses=enough is not None)[3]
             rollout, stats = self._finish_rows(sent, ongoing, self.schedule.prompts)
             stats.tokens -= earlier
             return rollout, stats

@@ -589,7 +589,7 @@ class SamplerPrograms:
         return self._call(schedule.GIVEN_STATE, prompts, seed, np.int32(step), limits, given)
 
     def resume_state(self, rollout: Any, prompts: Any, seed: Any, limit: Any) -> state.RolloutState:
-        """The RolloutState that goes on where a Rollout paused; arguments as in Engine.resume."""
+        """The RolloutState that goes on where a Rollout paused; arguments as in Engine.go_on."""
         prompts, limits = self._complete(prompts, limit)
         return self._call(schedule.RESUMED_STATE, rollout, prompts, seed, limits, self.tables)
 

@@ -75,7 +75,7 @@ def sample(tiny):
         sampled = jax.device_get(
             getattr(built, method)(on(mesh), *before, prompts, jax.random.key(seed), *steps, **options)
         )
-        return sampled[0] if method == 'resume' else sampled
+        return sampled[0] if method == 'go_on' else sampled
 
     return call
 
@@ -266,9 +266,9 @@ def test_resumed_rows_have_the_tokens_of_rows_without_a_pause(sample, name):
     whole = sample(name, seed=3, step=2)
     part = sample(name, seed=3, step=2, limit=7)
     assert part.completion_mask.sum(1).max() == 7 and part.truncated.any() and not part.truncated.all()
-    part = sample(name, method='resume', rollout=part, seed=3, step=5, limit=9)
+    part = sample(name, method='go_on', rollout=part, seed=3, step=5, limit=9)
     assert part.completion_mask.sum(1).max() == 16
-    full = sample(name, method='resume', rollout=part, seed=3, step=6)
+    full = sample(name, method='go_on', rollout=part, seed=3, step=6)
     assert completions(full) == completions(whole)
     np.testing.assert_allclose(full.logprobs, whole.logprobs, atol=2e-5)
     np.testing.assert_array_equal(full.truncated, whole.truncated)
@@ -278,7 +278,7 @@ def test_resumed_rows_have_the_tokens_of_rows_without_a_pause(sample, name):
 
 def test_resuming_a_whole_rollout_changes_nothing(sample):
     whole = sample('preempting', seed=3, step=2)
-    again = sample('preempting', method='resume', rollout=whole, seed=3, step=9)
+    again = sample('preempting', method='go_on', rollout=whole, seed=3, step=9)
     jax.tree.map(np.testing.assert_array_equal, again, whole)
 
 
@@ -404,7 +404,7 @@ def test_rows_end_at_the_token_that_completes_a_stop_string(tiny, sample):
     assert len(set(lengths)) > 3 and min(lengths) > 1  # the first token alone holds no border
 
     part = sample(built, seed=5, limit=4)
-    assert completions(sample(built, method='resume', rollout=part, seed=5)) == completions(ended)
+    assert completions(sample(built, method='go_on', rollout=part, seed=5)) == completions(ended)
 
 
 @pytest.fixture(scope='module')
@@ -419,7 +419,7 @@ def thinking(tiny):
 def test_thinking_beyond_its_budget_is_ended_by_force(sample, thinking, pause):
     plain, rollout = sample('preempting', seed=6), sample(thinking, seed=6, limit=pause)
     if pause:
-        rollout = sample(thinking, method='resume', rollout=rollout, seed=6)
+        rollout = sample(thinking, method='go_on', rollout=rollout, seed=6)
     kinds = set()
     for before, after, forced, count in zip(
         completions(plain), completions(rollout), rollout.forced, rollout.completion_mask.sum(1), strict=True
@@ -451,7 +451,7 @@ def test_only_thinking_that_prompt_or_completion_has_opened_is_ended_by_force(sa
     prompts = make_prompts().replace(thinking=None if prompts_think is None else np.array(prompts_think))
     rollout, plain = sample(opened, prompts, seed=6, limit=pause), sample('endless', seed=6)
     if pause:
-        rollout = sample(opened, prompts, method='resume', rollout=rollout, seed=6)
+        rollout = sample(opened, prompts, method='go_on', rollout=rollout, seed=6)
     seen = set()
     rows = zip(completions(plain), completions(rollout), rollout.forced, strict=True)
     for row, (before, after, forced) in enumerate(rows):
