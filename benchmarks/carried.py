@@ -24,7 +24,6 @@ from grpo_jax import data, sampler
 from grpo_jax.collect.carry import make_carry
 from grpo_jax.collect.draw import Drawer
 from grpo_jax.collect.options import CollectOptions
-from grpo_jax.collect.select import make_single_draw
 from grpo_jax.configs import arithmetic
 from grpo_jax.example import Example
 from grpo_jax.models import transformer
@@ -79,7 +78,7 @@ def make_drawer(options, run, in_flight):
 def measure(options, run, in_flight):
     """Prints medians over the steps of what a step takes."""
     drawer, params = make_drawer(options, run, in_flight)
-    collect = make_carry(drawer) if in_flight else make_single_draw(drawer)
+    collect = make_carry(drawer) if in_flight else drawer.draw
     state, rows = TrainState(jnp.int32(0), params, None, None, {'position': jnp.int32(0)}), []
     for step in range(options.steps + SKIPPED):
         began, at = time.process_time(), time.monotonic()

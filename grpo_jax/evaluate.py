@@ -183,13 +183,12 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
     return judged
 
 
-def report(evaluator: Evaluator, params: Any, model: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict]]:
-    """Returns (content of evaluation.json without config, rows of completions.jsonl); model: what names the policy."""
+def report(evaluator: Evaluator, params: Any) -> tuple[dict[str, Any], Iterator[dict]]:
+    """Returns (content of evaluation.json without model and config, rows of completions.jsonl) of a policy."""
     dataset, sampling = evaluator.dataset, evaluator.engine.programs.spec.sampling
     greedy, sampled = complete(evaluator, params)
     figures, seed = compute_figures(sampled, len(dataset.examples), greedy), evaluator.seed
     content = {
-        'model': model,
         'split': evaluator.split,
         'prompts': len(dataset.examples),
         'first_prompt': exact_text(evaluator.tokenizer, dataset.tokens[0]),
@@ -345,7 +344,7 @@ def open_report(policy: Policy, samples: int, split: str) -> tuple[dict[str, Any
     evaluator.engine.compile()
     params, model = policy.load()
     with run.rewards:
-        content, completions = report(evaluator, params, model)
+        content, completions = report(evaluator, params)
     config, origins = settings.config, settings.data.origins
     read = {'data': config.data.to_dict(), 'origins': [origin._asdict() for origin in origins if any(origin)]}
     return {'model': model} | read | content | {'reward': config.reward.to_dict()}, completions

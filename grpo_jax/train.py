@@ -264,7 +264,7 @@ def main():
 
 if __name__ == '__main__':
     cli.define_flags()
-    cli.define_profile()
     cli.define_steering()
+    flags.DEFINE_string('profile', None, 'FIRST:LAST, the steps of a trace for TensorBoard in WORKDIR/profile.')
     flags.DEFINE_bool('check', False, 'Say all that is wrong with config, data, rewards and workdir; train nothing.')
     cli.run(main)

@@ -326,7 +326,7 @@ def test_batches_change_no_completion(workdir, tmp_path):
     small = with_cache(opened, 4 * programs.cache_bytes(opened.model.config, opened.mesh, shapes, sampling))
     evaluator = evaluate.make_evaluator(small, open_split(small, 'test'), 'test', 4)
     assert evaluator.shapes.prompts == 3
-    _, rows = evaluate.report(evaluator, evaluate.open_policy(small)[0], {})
+    _, rows = evaluate.report(evaluator, evaluate.open_policy(small)[0])
     assert list(rows) == whole
 
 

@@ -89,15 +89,13 @@ class Drawer:
     sampling: Sampling
     reward_functions: rewards.RewardFunctions
 
-    def draw(
-        self, state: TrainState, aux: dict[str, Any], index: int, progress: Progress
-    ) -> tuple[Draw, dict[str, Any]]:
-        """Returns (the Draw of the next prompts, the new aux).
+    def draw(self, state: TrainState, progress: Progress, index: int = 0) -> tuple[Draw, TrainState]:
+        """Returns (the Draw of the next prompts, the TrainState behind it).
 
-        state: of the step. aux: its aux, as earlier draws of the step have left it. index: how many draws the step has
-        made before. progress: see sampler.engine. Rewards are computed while other rows still decode.
+        state: of the step, as its earlier draws have left it. progress: see sampler.engine. index: how many draws the
+        step has made before. Rewards are computed while other rows still decode.
         """
-        chosen, aux = self.choose(int(state.step), aux, index)
+        chosen, aux = self.choose(int(state.step), dict(state.aux), index)
         indices = chosen.indices
         if self.completions is not None:
             examples, prompts = self.pick_prompts(indices)
@@ -116,7 +114,7 @@ class Drawer:
         else:
             first = self.count_earlier_samples(indices)
             draw = self.sample(state, *self.pick_prompts(indices), progress, first=first, index=index)
-        return draw._replace(chosen=chosen), aux
+        return draw._replace(chosen=chosen), state.replace(aux=aux)
 
     def choose(
         self, step: int, aux: dict[str, Any], index: int = 0, count: int | None = None

@@ -65,7 +65,7 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
         xrpo = importlib.import_module('grpo_jax.collect.xrpo')
         collect = xrpo.make_rounds(drawer, settings.data.prompt_format)
     else:
-        collect = make_single_draw(drawer)
+        collect = drawer.draw
         if options.in_flight:
             collect = importlib.import_module('grpo_jax.collect.carry').make_carry(drawer)
         if options.dead_groups in EXCHANGED:
@@ -80,16 +80,6 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
         collect = count_learned(collect, drawer)
     programs = {} if engine is None else {'sample': engine}
     return Collector(collect, engine, dataset.examples, programs, abstract_aux(options, shapes, len(dataset.examples)))
-
-
-def make_single_draw(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
-    """Makes collect(state, progress, index of the draw in the step) -> (Draw, TrainState), which makes one draw."""
-
-    def collect(state, progress, index=0):
-        draw, aux = drawer.draw(state, dict(state.aux), index, progress)
-        return draw, state.replace(aux=aux)
-
-    return collect
 
 
 def count_learned(collect: Collect, drawer: Drawer) -> Collect:

@@ -1,8 +1,7 @@
 """When monitors speak, and what a run does then: config.diagnose."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-from grpo_jax import ranges
 from grpo_jax.ranges import Count, NotNegative, OneOf, Positive, PositiveShare, Range, Share
 
 Factor = Annotated[float, Range(least=1)]
@@ -43,8 +42,3 @@ class DiagnoseOptions(NamedTuple):
     generalization_gap: PositiveShare = 0.2  # by which accuracy in training exceeds pass@1
     retired: PositiveShare = 0.9  # of prompts
     repeat_after: Count = 20  # steps for which a diagnosis must have been gone before it is said again
-
-    @classmethod
-    def from_config(cls, section: Any) -> 'DiagnoseOptions':
-        """DiagnoseOptions of config.diagnose; BadInput for a value out of its range."""
-        return cls(**ranges.read_section(cls, section, 'diagnose'))

@@ -10,7 +10,7 @@ import re
 import statistics
 from typing import Any, NamedTuple
 
-from grpo_jax import algorithms
+from grpo_jax import algorithms, ranges
 from grpo_jax.algorithms import checks, pieces
 from grpo_jax.collect.options import READ_FROM_DATA
 from grpo_jax.diagnose.options import DiagnoseOptions
@@ -134,7 +134,7 @@ class Context(NamedTuple):
         terms += [reward['length_shaping']] if reward['length_shaping'] and collection['gate'] == 'none' else []
         optimization = config['optimizer'] if optimizer == 'optimizer' else config['supervised']['optimizer']
         return cls(
-            options=DiagnoseOptions.from_config(config['diagnose']),
+            options=ranges.read_options(DiagnoseOptions, config['diagnose'], 'diagnose'),
             evaluations=evaluations,
             group_size=rollout['group_size'],
             updates=learner['epochs'] * learner['minibatches'],

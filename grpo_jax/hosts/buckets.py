@@ -71,12 +71,11 @@ def _open_file_system(thing, url):
     scheme, _, path = url.partition('://')
     if scheme not in SCHEMES or not path.strip('/') or '..' in path.split('/'):
         raise BadInput(thing, url, f'is nothing like gs://BUCKET/PATH; begin it with one of {", ".join(SCHEMES)}')
-    try:
-        return fsspec.core.url_to_fs(url)
-    except ImportError:
-        raise BadInput(thing, url, f'needs a package; run `pip install {SCHEMES[scheme]}`, or {MOUNT}') from None
-    except Exception as error:  # each file system has other types of errors, for missing credentials too
-        raise _refusal(thing, url, error) from None
+    with _refuse_errors(thing, url):
+        try:
+            return fsspec.core.url_to_fs(url)
+        except ImportError:
+            raise BadInput(thing, url, f'needs a package; run `pip install {SCHEMES[scheme]}`, or {MOUNT}') from None
 
 
 @contextlib.contextmanager
@@ -86,14 +85,9 @@ def _refuse_errors(thing, url):
         yield
     except BadInput:
         raise
-    except Exception as error:  # each file system has other types of errors
-        raise _refusal(thing, url, error) from None
-
-
-def _refusal(thing, url, error):
-    """The BadInput for a URL that cannot be read because of an exception."""
-    reason = f'cannot be read, {type(error).__name__}: {str(error)[:200]}'
-    return BadInput(thing, url, f'{reason}; check its name and your credentials, or {MOUNT}')
+    except Exception as error:  # each file system has other types of errors, for missing credentials too
+        reason = f'cannot be read, {type(error).__name__}: {str(error)[:200]}'
+        raise BadInput(thing, url, f'{reason}; check its name and your credentials, or {MOUNT}') from None
 
 
 def _matches(name, patterns):

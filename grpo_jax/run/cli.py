@@ -58,11 +58,6 @@ def read_steering() -> Steering:
     return Steering(flags.FLAGS.amend, flags.FLAGS.branch, frozenset(given))
 
 
-def define_profile():
-    """Defines --profile=FIRST:LAST."""
-    flags.DEFINE_string('profile', None, 'FIRST:LAST, the steps of a trace for TensorBoard in WORKDIR/profile.')
-
-
 def define_trust():
     """Defines --trust."""
     flags.DEFINE_bool(

@@ -373,6 +373,10 @@ class Settings(NamedTuple):
             sampling = check(
                 Sampling.from_config, section['rollout'], dtype=model.dtype, corrected=corrected, lora=model.lora
             )
+            plain = {
+                name: check(ranges.read_options, ranges.type_of(keys[name].annotation), section[name], name)
+                for name in ('reference', 'teacher', 'reward_model', 'evaluation', 'checkpoint', 'diagnose')
+            }
             settings = cls(
                 seed=section['seed'],
                 steps=section['steps'],
@@ -388,8 +392,6 @@ class Settings(NamedTuple):
                     corrected=corrected,
                     reward_options=reward_options,
                 ),
-                reference=check(ranges.read_options, ReferenceSource, section['reference'], 'reference'),
-                teacher=check(ranges.read_options, TeacherSource, section['teacher'], 'teacher'),
                 algorithm=algorithm,
                 learning=check(
                     Learning.from_config,
@@ -403,13 +405,10 @@ class Settings(NamedTuple):
                 optimizer=check(Optimization.from_config, section['optimizer']),
                 critic_optimizer=check(Optimization.from_config, section['critic_optimizer'], 'critic_optimizer'),
                 supervised=check(Supervised.from_config, section['supervised']),
-                reward_model=check(ranges.read_options, RewardModelOptions, section['reward_model'], 'reward_model'),
-                evaluation=check(ranges.read_options, Evaluation, section['evaluation'], 'evaluation'),
-                checkpoint=check(ranges.read_options, CheckpointOptions, section['checkpoint'], 'checkpoint'),
                 log=check(LogOptions.from_config, section['log'], reward_options.unverified),
-                diagnose=check(DiagnoseOptions.from_config, section['diagnose']),
                 mesh=section['mesh'],
                 config=config,
+                **plain,
             )
             check(_check_size, settings.data, sampling, group_size, settings.evaluation, settings.supervised)
             check(_check_evaluation, settings.evaluation, settings.checkpoint, sampling)
