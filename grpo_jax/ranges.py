@@ -100,8 +100,8 @@ class ReadWith:
 
     others: paths of such values with blanks between, of which one is enough: 'collection.dead_groups', '.dead_groups'
     in the same section, or a property of the options or of the Algorithm, like 'algorithm.needs_values'. values: those
-    with which the key is read; without them, all that are not empty, and behind a '!' all that are. words: what reads
-    the key, for messages, where the path does not say it.
+    with which the key is read, or one of which a set has; without them, all that are not empty, and behind a '!' all
+    that are. words: what reads the key, for messages, where the path does not say it.
     """
 
     others: str
@@ -114,7 +114,9 @@ class ReadWith:
 
     def _allows(self, owner, _, name, negated, owners):
         value = operator.attrgetter(name)(owners[owner]) if owner in owners else None
-        return value in self.values if self.values else bool(value) != negated
+        if not self.values:
+            return bool(value) != negated
+        return not {*(value if isinstance(value, Set) else [value])}.isdisjoint(self.values)
 
     @property
     def paths(self) -> list[str]:

@@ -20,7 +20,7 @@ from grpo_jax.algorithms import (
     surrogates,
     weights,
 )
-from grpo_jax.ranges import Coefficient, Fixed, Natural, NoKey, NotNegative, PositiveShare, Range, Share
+from grpo_jax.ranges import Coefficient, Fixed, Natural, NoKey, NotNegative, PositiveShare, Range, ReadWith, Share
 from grpo_jax.types import Array
 
 # config key -> the module from whose functions it chooses
@@ -34,6 +34,16 @@ MODULES = {
     'selection': selections,
     'regularizers': regularizers,
 }
+
+
+def _regularized(name, *others):
+    """The mark of a number that is read with a regularizer which reads `name`, and with pieces which read others."""
+    return ReadWith('.reads', (name, *others), f'a regularizer that reads {name}')
+
+
+VALUED = ReadWith('.needs_values', words='an advantage that reads values')
+DISCOUNTED = ReadWith('.advantage_reads', ('discount', 'values'), 'an advantage that reads discount or values')
+AVERAGED = ReadWith('.baselines', words='an advantage that reads run_baseline or prompt_baselines')
 
 
 class Algorithm(NamedTuple):
@@ -51,7 +61,8 @@ class Algorithm(NamedTuple):
     # loss; reward_sequence, off a completion's reward; reward_token, off each token's reward, or off its advantage
     # where that is of the whole completion
     kl_placement: Fixed[str] = 'loss'
-    kl_corrected: Fixed[bool] = False  # the correction also weighs the KL term of the loss
+    # the correction also weighs the KL term of the loss
+    kl_corrected: Annotated[Fixed[bool], ReadWith('.corrects_kl', words='a correction and a kl in the loss')] = False
     regularizers: Fixed[tuple[Callable, ...]] = ()  # further terms of the loss: f32[B, C] each, added
     # factors of the surrogate, against logprobs of the sampler that differ from the learner's: f32[B, C]
     correction: Fixed[Callable] = corrections.none
@@ -62,25 +73,31 @@ class Algorithm(NamedTuple):
     dead_groups: NoKey[str] = 'keep'  # what becomes of groups that are dead
     gate: NoKey[str] = 'reward'  # what says that a group is dead: see group_math.judge_groups
     source: NoKey[str] = 'policy'  # of completions: policy, reference, demonstrations, pairs
-    discount: Share = 1.0  # gamma by token, of an advantage that reads it and of what a critic learns
-    critic_lambda: Share = 0.95  # lambda of the returns that the critic learns
-    critic_warmup: Natural = 0  # steps at the start in which the critic learns alone
-    value_clip: NotNegative = 0.2  # how far a critic's value may move in a step without more loss; 0: any
+    # gamma by token, of an advantage that reads it and of what a critic learns
+    discount: Annotated[Share, DISCOUNTED] = 1.0
+    critic_lambda: Annotated[Share, VALUED] = 0.95  # lambda of the returns that the critic learns
+    critic_warmup: Annotated[Natural, VALUED] = 0  # steps at the start in which the critic learns alone
+    # how far a critic's value may move in a step without more loss; 0: any
+    value_clip: Annotated[NotNegative, VALUED] = 0.2
     # of advantages moving_mean, prompt_moving_mean: what a reward counts beside the next one; 1: the mean of all; 0:
     # the newest alone
-    baseline_decay: Share = 0.9
+    baseline_decay: Annotated[Share, AVERAGED] = 0.9
     advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
     teacher_coef: Coefficient = 0.0  # of a teacher's logprob less the policy's, added to each token's advantage
     # of regularizer distill: likeliest tokens that its KL sums over; 0: the sampled token alone
-    teacher_top_k: Natural = 0
-    covariance_share: PositiveShare = 2e-4  # of tokens, for clip_cov and kl_cov
+    teacher_top_k: Annotated[Natural, _regularized('teacher_kl')] = 0
+    # of tokens, for clip_cov and kl_cov
+    covariance_share: Annotated[PositiveShare, _regularized('top_covariance', 'covariance')] = 2e-4
     # of regularizer entropy_bonus; below 0 it pays for a narrow distribution
-    entropy_coef: Annotated[float, Range(least=-1e6, most=1e6)] = 0.0
+    entropy_coef: Annotated[float, Range(least=-1e6, most=1e6), _regularized('entropy_coef')] = 0.0
     entropy_target: Annotated[float, Range(least=0, most=100)] = 0.0  # nats that entropy_coef adapts to; 0: constant
-    entropy_delta: Annotated[float, Range(above=0, most=1e6)] = 0.005  # change of entropy_coef a step
+    # change of entropy_coef a step
+    entropy_delta: Annotated[
+        float, Range(above=0, most=1e6), ReadWith('.entropy_target', words='an entropy_target above 0')
+    ] = 0.005
     kl_target: Annotated[float, Range(least=0, most=1e3)] = 0.0  # nats a token that kl_coef adapts to; 0: constant
     # completions in which kl_coef may double or halve, about
-    kl_horizon: Annotated[float, Range(least=1, most=1e12)] = 10000.0
+    kl_horizon: Annotated[float, Range(least=1, most=1e12), ReadWith('.kl_target', words='a kl_target above 0')] = 1e4
 
     def chosen(self, key: str) -> tuple[Callable, ...]:
         """The pieces of a key of MODULES: one, but for regularizers."""
@@ -134,6 +151,11 @@ class Algorithm(NamedTuple):
     def needs_steps(self) -> bool:
         """Whether the advantage reads rewards of steps."""
         return 'step_rewards' in self.advantage_reads
+
+    @property
+    def corrects_kl(self) -> bool:
+        """Whether the loss has a KL term and a correction, which may weigh that term too."""
+        return self.kl_coef > 0 and self.kl_placement == 'loss' and pieces.name_of(self.correction) != 'none'
 
     @property
     def takes_kl_off(self) -> bool:

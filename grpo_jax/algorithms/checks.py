@@ -141,9 +141,10 @@ def refuse_unused_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping
     modules: for each key that chooses a piece, the module with the pieces to choose from.
     """
     chosen = {key: algorithm.chosen(key) for key in modules}
-    conditions = _conditions(algorithm)
     read_keys = {key for chosen_pieces in chosen.values() for piece in chosen_pieces for key in pieces.numbers(piece)}
-    read_keys |= {key for key, (is_read, _) in conditions.items() if is_read}
+    marks = {key.partition('.')[2]: own for key, own in ranges.marks_of(type(algorithm), 'algorithm').items()}
+    unmet = {key: [str(mark) for mark in own if not mark.holds({'algorithm': algorithm})] for key, own in marks.items()}
+    read_keys |= {key for key, words in unmet.items() if not words}
     defaults = dict(algorithm._field_defaults)
     numbers = {
         chooser: {name: pieces.numbers(piece) for name, piece in pieces.list_pieces(module).items()}
@@ -161,51 +162,25 @@ def refuse_unused_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping
         same = key in defaults and number == defaults[key]
         if same and isinstance(section[key], bool) == isinstance(defaults[key], bool):
             continue
-        explained = _explain_unused(key, readers, conditions, chosen, {*defaults, *read_keys})
+        explained = _explain_unused(key, readers, unmet, chosen, {*defaults, *read_keys})
         raise BadInput(f'algorithm.{key}', section[key], explained)
 
 
-def _conditions(algorithm):
-    """{key: (whether it is read, who would read it, in words)} for the numbers that are in no piece's signature."""
-    critic = (algorithm.needs_values, 'an advantage that reads values')
-    corrected = (
-        algorithm.kl_coef and algorithm.kl_placement == 'loss' and pieces.name_of(algorithm.correction) != 'none'
-    )
-    return {
-        'advantage_clip': (True, ''),
-        'kl_coef': (True, ''),  # `check` compares kl_coef, kl_target and entropy_target with kl and the regularizers
-        'kl_target': (True, ''),
-        'teacher_coef': (True, ''),  # the run must have a teacher
-        'teacher_top_k': ('teacher_kl' in algorithm.reads, 'a regularizer that reads teacher_kl'),
-        'entropy_target': (True, ''),
-        'kl_corrected': (corrected, 'a correction and a kl in the loss'),
-        'kl_horizon': (algorithm.kl_target, 'a kl_target above 0'),
-        'entropy_delta': (algorithm.entropy_target, 'an entropy_target above 0'),
-        'entropy_coef': ('entropy_coef' in algorithm.reads, 'a regularizer that reads entropy_coef'),
-        'covariance_share': ('top_covariance' in algorithm.reads, 'a regularizer that reads top_covariance'),
-        'discount': (
-            algorithm.needs_values or 'discount' in algorithm.advantage_reads,
-            'an advantage that reads discount or values',
-        ),
-        'baseline_decay': (algorithm.baselines, 'an advantage that reads run_baseline or prompt_baselines'),
-        **dict.fromkeys(('critic_lambda', 'critic_warmup', 'value_clip'), critic),
-    }
-
-
-def _explain_unused(key, readers, conditions, chosen, known):
+def _explain_unused(key, readers, unmet, chosen, known):
     """Returns the predicate and remedy that say who would read a number, and which pieces are chosen instead.
 
-    key: the number's. readers: {key that chooses pieces: names of its pieces with such a number}. conditions: what
-    _conditions returns. chosen: {key that chooses pieces: the algorithm's pieces}. known: the keys of all numbers.
+    key: the number's. readers: {key that chooses pieces: names of its pieces with such a number}. unmet: {number of
+    no piece: what would read it, in words}. chosen: {key that chooses pieces: the algorithm's pieces}. known: the keys
+    of all numbers.
     """
     readers = {chooser: names for chooser, names in readers.items() if names}
     uses = [f'{chooser} {" or ".join(sorted(names))}' for chooser, names in readers.items()]
-    uses += [conditions[key][1]] if key in conditions else []
+    uses += unmet.get(key, [])
     if not uses:
         near = difflib.get_close_matches(key, known, 1)
         hint = f'did you mean {near[0]}?' if near else 'correct the name, or leave it out'
         return f'no piece has a number of this name; {coming_from.explain(f"algorithm.{key}") or hint}'
-    choosers = readers or [chooser for chooser in chosen if chooser in conditions[key][1].split()]
+    choosers = readers or [chooser for chooser in chosen if chooser in uses[0].split()]
     instead = [f'{chooser} {" and ".join(map(pieces.name_of, chosen[chooser])) or "()"}' for chooser in choosers]
     with_chosen = f' with {", ".join(instead)}' if instead else ''
     return f'nothing reads it{with_chosen}; leave it at its default, or choose {", or ".join(uses)}'
