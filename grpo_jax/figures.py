@@ -133,8 +133,8 @@ def compute_figures(sampled: Judged, prompts: int, greedy: Judged | None = None)
     """
     figures: Figures = {}
     for number, (indices, judged) in enumerate(sampled.by_source):
-        of_source = compute_figures(judged, len(indices), greedy and greedy.by_source[number][1])
-        for name, values in of_source.items():
+        part = compute_figures(judged, len(indices), greedy and greedy.by_source[number][1])
+        for name, values in part.items():
             figures.setdefault(name, np.full(prompts, np.nan))[indices] = values
     if sampled.by_source:
         return figures

@@ -211,9 +211,8 @@ class Engine:
         prompts: Prompts,
         key: Any,
         step: Any,
-        enough: Callable[[np.ndarray], bool] | None = None,
+        until: Any = None,
         *,
-        limit: Any = None,
         finished: Finished | None = None,
         progress: Progress | None = None,
     ) -> tuple[Rollout, Stats]:
@@ -223,13 +222,14 @@ class Engine:
         that it would have got without the pause. New tokens carry version `step`. Other arguments are as in `sample`,
         but `finished` is called for the rows alone that end now.
 
-        limit: an int or i32[B], the most tokens that a row gets; None: to the end.
-        enough: in the place of a limit, of a schedule that carries, where rows of the first prompts of each shard may
-            have tokens. All unfinished rows get equally many tokens, a multiple of CUT, until enough(ended bool[B]).
+        until: an int or i32[B], the most tokens that a row gets; None: to the end. Or enough(ended bool[B]), of a
+            schedule that carries, where rows of the first prompts of each shard may have tokens: all unfinished rows
+            get equally many tokens, a multiple of CUT, until there are enough.
         """
         sent, earlier = self.send(params).policy, int(processes.fetch(rollout.completion_mask).sum())
+        enough = until if callable(until) else None
         with self._turn():
-            state = self.programs.resume_state(rollout, prompts, key, CUT if enough else limit)
+            state = self.programs.resume_state(rollout, prompts, key, CUT if enough else until)
             ongoing = _Ongoing(self.programs.weights(sent), state, step, finished, progress, enough)
             ongoing.reported = self.programs.read_rows(state, pauses=enough is not None)[3]
             rollout, stats = self._finish_rows(sent, ongoing, self.schedule.prompts)

@@ -318,11 +318,6 @@ def _convert_weights(spec, key, params):
     return _cast_weights(spec, others, {name: shardings[name] for name in others}) | {'layers': layers}
 
 
-def _gather_adapters(spec, key, adapters):
-    """The adapters as they are; their shardings are not cut along fsdp."""
-    return adapters
-
-
 def _adapters_shardings(spec):
     """The shardings of adapters that cross to the sampler's side."""
     trained, _ = lora.split(lora.policy_table(spec.model_config, spec.sampling.lora))
@@ -458,7 +453,8 @@ class ProgramKind(NamedTuple):
 
 
 PROGRAMS = {
-    'adapters': ProgramKind(_gather_adapters, ('adapters',), shardings=_adapters_shardings),
+    # the adapters as they are, in shardings that are not cut along fsdp
+    'adapters': ProgramKind(lambda spec, key, adapters: adapters, ('adapters',), shardings=_adapters_shardings),
     'weights': ProgramKind(_convert_weights, ('params',), shardings=_weights_shardings),
     'inspect': ProgramKind(_inspect_layers, ('weights of layers', 'params of layers')),
     'state': ProgramKind(_new_state, ('prompts', 'seed', 'number', 'limits')),

@@ -64,10 +64,10 @@ class RemoteEngine:
         return self._request('sample', params, (prompts,), key, step, **options)
 
     def go_on(
-        self, params: Any, rollout: Rollout, prompts: Any, key: Any, step: Any, enough: Any, **options: Any
+        self, params: Any, rollout: Rollout, prompts: Any, key: Any, step: Any, until: Any = None, **options: Any
     ) -> tuple[Rollout, Stats]:
-        """As Engine.go_on; returns host arrays. enough: can be pickled, like an Enough."""
-        return self._request('go_on', params, (rollout, prompts), key, step, enough=enough, **options)
+        """As Engine.go_on; returns host arrays. until: can be pickled, like an Enough."""
+        return self._request('go_on', params, (rollout, prompts), key, step, until=until, **options)
 
     def _request(self, method, params, rows, key, step, *, finished=None, progress=None, **options):
         """What a method of the Engine returns there; finished and progress are called as there."""

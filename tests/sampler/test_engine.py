@@ -266,7 +266,7 @@ def test_resumed_rows_have_the_tokens_of_rows_without_a_pause(sample, name):
     whole = sample(name, seed=3, step=2)
     part = sample(name, seed=3, step=2, limit=7)
     assert part.completion_mask.sum(1).max() == 7 and part.truncated.any() and not part.truncated.all()
-    part = sample(name, method='go_on', rollout=part, seed=3, step=5, limit=9)
+    part = sample(name, method='go_on', rollout=part, seed=3, step=5, until=9)
     assert part.completion_mask.sum(1).max() == 16
     full = sample(name, method='go_on', rollout=part, seed=3, step=6)
     assert completions(full) == completions(whole)
