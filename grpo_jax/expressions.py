@@ -15,7 +15,10 @@ OPERATIONS = {
 
 
 def value_of(expression: str) -> Fraction | None:
-    """The exact value of an expression of numbers, + - * / and brackets; None for another, and for a division by 0."""
+    """The exact value of an expression with numbers, + - * / and brackets.
+
+    None if it is no such expression, divides by 0, or has more than LONGEST characters.
+    """
     if len(expression) > LONGEST:
         return None
     try:

@@ -209,7 +209,10 @@ def naming_line(thing: str, name: str, path: str) -> Iterator[None]:
 
 
 def load_function(thing: str, name: str) -> Callable:
-    """The function FILE.py:NAME, see `find_file`; raises BadInput(thing, name) without it, and for errors in it."""
+    """The function FILE.py:NAME; FILE is looked for as `find_file` does.
+
+    Raises BadInput(thing, name) without the file or the function, and with the line of an error in the file.
+    """
     file, _, function = name.rpartition(':')
     path = find_file(file)
     if path is None:

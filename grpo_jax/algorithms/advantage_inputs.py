@@ -108,7 +108,10 @@ def _completion_mask(given):
 
 
 def token_rewards(algorithm, rewards, kl_coef, inputs):
-    """f64[P, G, C]: a finite reward at its last sampled token; with kl_placement reward_token, less each token's KL."""
+    """f64[P, G, C]: the reward at a completion's last sampled token, 0 elsewhere, and 0 for one that is not finite.
+
+    With kl_placement reward_token, kl_coef times each token's KL is subtracted.
+    """
 
     def at_last_token(mask):
         last = mask & (np.cumsum(mask, -1) == mask.sum(-1, keepdims=True))

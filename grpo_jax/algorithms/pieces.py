@@ -113,7 +113,11 @@ def compares_outcomes(advantage: Callable) -> bool:
 
 
 def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
-    """The piece `name` of a module, or FILE.py:NAME, with the section's numbers bound; else raises BadInput."""
+    """The piece `name` of a module, or FILE.py:NAME of a user, with its numbers bound to the section's keys.
+
+    key: the config key that names the piece, for messages. Raises BadInput for an unknown name, and for a number that
+    neither its signature nor the section gives.
+    """
     choices = list_pieces(module)
     if user_files.is_file(name):
         piece = user_files.load_function(f'algorithm.{key}', name)

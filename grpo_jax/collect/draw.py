@@ -223,7 +223,10 @@ def rows_of(tree: Any, place: int | np.integer, size: int) -> Any:
 def decode_completions(
     tokenizer: Any, rollout: Rollout, stop_tokens: Sequence[int] = ()
 ) -> tuple[list[str], Bool[np.ndarray, ' B'], Int[np.ndarray, ' B']]:
-    """(completion_texts without stop_tokens, truncated, lengths in tokens) of a rollout's completions, on the host."""
+    """(texts, truncated, lengths in tokens) of a rollout's completions, on the host; all processes must call it.
+
+    Texts are those of completion_text. stop_tokens: of the run, which the texts leave out.
+    """
     tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
     tokens = tokens[:, -mask.shape[1] :]
     texts = [completion_text(tokenizer, row[own], stop_tokens) for row, own in zip(tokens, mask, strict=True)]
@@ -244,7 +247,10 @@ def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, floa
 
 
 def draw_shapes(options: CollectOptions, shapes: batches.Shapes, prompts_per_step: int) -> batches.Shapes:
-    """The Shapes of a rollout: a step's groups and the groups under way; with 'uncertainty' one unit a prompt."""
+    """The Shapes of a rollout: a step's, with rows for the groups that are under way besides those of the step.
+
+    With allocation 'uncertainty' a rollout has one unit of completions for each prompt.
+    """
     if options.allocation == 'uncertainty':
         return shapes._replace(prompts=prompts_per_step)
     return shapes._replace(prompts=shapes.prompts + options.in_flight)

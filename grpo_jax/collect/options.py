@@ -61,7 +61,10 @@ class CollectOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section, *, group_size: int, corrected: bool, reward_options: rewards.RewardOptions):
-        """CollectOptions of config.collection; BadInput for what cannot work. corrected: older policies may sample."""
+        """Reads config.collection as CollectOptions. Raises BadInput for choices that cannot work.
+
+        corrected: the algorithm accounts for completions of other policies. reward_options: of the run.
+        """
         collection, verifier = cls(**ranges.read_section(cls, section, 'collection')), reward_options.verifies_all
         if (collection.reference == 'frozen') != (collection.reference_every == 0):
             raise BadInput(

@@ -130,7 +130,10 @@ def check_decoded(learning: Learning, sampling: Sampling, options: CollectOption
 
 
 def check_sides(sides: Sides | None, source: str, prompts: int) -> None:
-    """Raises BadInput for a sampler's mesh with nothing to sample, or that does not divide the `prompts` of a step."""
+    """Raises BadInput for a sampler's mesh that has nothing to sample, or does not divide the `prompts` of a step.
+
+    sides: None where the sampler has no mesh of its own. source: collection.source.
+    """
     if sides is None:
         return
     count, shards = sides.sampler.size, batches.devices_along(sides.sampler, ROW_AXES)
@@ -330,7 +333,10 @@ def check_reference(
 
 
 def load_reference(state: TrainState, abstract: TrainState, path: str, config: transformer.ModelConfig) -> TrainState:
-    """The state of a new run with the policy in config.reference.path as its reference; unchanged if path is ''."""
+    """The state of a new run with the policy in config.reference.path (`path`) as its reference.
+
+    The state is unchanged if path is ''. abstract: its shapes and shardings. config: the policy's ModelConfig.
+    """
     if not path:
         return state
     at_step = ''

@@ -125,7 +125,10 @@ def find_shortest_right(blocks: Sequence[Any]) -> str | None:
 
 
 def find_nearest(solved: Sequence[Solved], tokens: Sequence[int], count: int) -> list[Solved]:
-    """The `count` solved prompts whose sets of tokens are most like a prompt's (Jaccard index), the most alike last."""
+    """The `count` solved prompts that are most like a prompt, the most alike last, next to the prompt.
+
+    tokens: of the prompt. Likeness is the Jaccard index of the sets of distinct tokens.
+    """
     distinct = set(tokens)
     shared = [len(distinct & set(x.tokens)) / len(distinct | set(x.tokens)) for x in solved]
     order = np.argsort([-share for share in shared], kind='stable')

@@ -319,7 +319,10 @@ def check_shared(train: Dataset, test: Dataset) -> None:
 
 
 def examples(name: str, options: Any, split: str) -> list[Example | BadInput]:
-    """A split's Examples, with a BadInput in place of each malformed row; BadInput where nothing can be read."""
+    """A split's Examples, with a BadInput in place of each malformed row. name, options: as in config.data.
+
+    Raises BadInput for an unknown data set, for options that it does not take, and where it cannot read the split.
+    """
     module, options = _import(name), dict(options)
     _check_options(module, options, whole=True)
     if not user_files.is_file(name):

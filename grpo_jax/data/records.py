@@ -61,7 +61,10 @@ def split_malformed(rows: Iterable) -> tuple[list, list[BadInput]]:
 
 
 def drop_malformed(rows: Iterable, strict: bool, split: str) -> list:
-    """The sound rows of a split; warns of malformed ones, and raises BadInput if strict or if MOST_MALFORMED are."""
+    """The sound rows of a split; a warning counts the malformed ones.
+
+    Raises the first malformed row's BadInput if strict, and BadInput when the malformed share exceeds MOST_MALFORMED.
+    """
     sound, malformed = split_malformed(rows)
     count = len(sound) + len(malformed)
     if malformed and strict:

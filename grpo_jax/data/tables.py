@@ -54,7 +54,10 @@ def read_csv(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
-    """As read_parquet, for a split in tensorflow-datasets' array_record files; BadInput for other folders."""
+    """As read_parquet, for a split in a tensorflow-datasets folder with array_record files.
+
+    Raises BadInput for a folder that is damaged, lacks the split, or has files of another format.
+    """
     import tensorflow_datasets as tfds  # seconds to import
 
     for name in ('features.json', 'dataset_info.json'):

@@ -24,7 +24,10 @@ class TurnEnd(NamedTuple):
 
 
 def find_template_end(tokenizer: Any, prompt_format: PromptFormat) -> TurnEnd | None:
-    """The first added token that the chat template writes behind the assistant's words; None without one."""
+    """How the chat template ends the assistant's turn: the first added token that it writes behind the words.
+
+    None without a chat or a template, and for a template that writes no such token or fails.
+    """
     if not (prompt_format.chat and tokenizer.chat_template):
         return None
     rendered = render_turn(tokenizer, prompt_format, ANSWER)
@@ -42,7 +45,10 @@ def find_template_end(tokenizer: Any, prompt_format: PromptFormat) -> TurnEnd | 
 
 
 def find_end(tokenizer: Any, prompt_format: PromptFormat, stop_tokens: Sequence[int]) -> TurnEnd:
-    """How a demonstration ends: in a chat as its template ends a turn, else with eos or the first stop token."""
+    """How a demonstration ends: in a chat as the template ends a turn, else with the tokenizer's eos token.
+
+    Without both, with the first of the run's stop_tokens.
+    """
     eos = tokenizer.eos_token_id
     return find_template_end(tokenizer, prompt_format) or TurnEnd('', stop_tokens[0] if eos is None else eos)
 

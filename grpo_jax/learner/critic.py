@@ -101,7 +101,10 @@ def _targets(experience):
 def value_loss(
     new_values: Float[Array, '*N'], old_values: Float[Array, '*N'], returns: Float[Array, '*N'], value_clip: float
 ) -> Float[Array, '*N']:
-    """max((V - R)^2, (clip(V, old - value_clip, old + value_clip) - R)^2) / 2 (arXiv 2005.12729); clip 0: no bound."""
+    """max((V - R)^2, (clip(V, old - value_clip, old + value_clip) - R)^2) / 2, elementwise (arXiv 2005.12729).
+
+    V are new_values, R the returns. With value_clip 0 nothing is clipped.
+    """
     error = jnp.square(new_values - returns)
     if value_clip:
         clipped = jnp.clip(new_values, old_values - value_clip, old_values + value_clip)

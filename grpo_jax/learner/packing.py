@@ -63,7 +63,10 @@ class PackedCells(Pytree):
 
 
 def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any) -> PackSizes | None:
-    """The PackSizes of a step, None where rows are padded; raises BadInput for a pack_columns that cannot work."""
+    """The PackSizes of a step with these Shapes, None where rows are padded.
+
+    Raises BadInput if pack_columns is too short, or no multiple of 8 x mesh.context.
+    """
     if not learning.packs:
         return None
     columns, context_size = learning.pack_columns, mesh.shape['context']

@@ -24,7 +24,10 @@ TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
 
 def make_mesh_ops(model_config: transformer.ModelConfig, mesh: Mesh, learning: Learning) -> MeshOps:
-    """The MeshOps of a model on the mesh; raises BadInput for learner.attention='splash' on devices without it."""
+    """The MeshOps of a model on the mesh, with the adapters and the attention that learning names.
+
+    Raises BadInput for learner.attention='splash' on devices without such a kernel.
+    """
     by = _attend_by(learning.attention, mesh)
 
     def attend_alone(q, k, v, visible, rule):

@@ -39,7 +39,10 @@ def completion_values(params, rollout: Rollout, spec: RewardSpec, remat: str = '
 def update_reward_model(
     state: TrainState, batch: LabelledBatch, spec: RewardSpec
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """(TrainState, metrics f32[] by name) after an update on spec.loss; a non-finite one is skipped and counted."""
+    """(TrainState, metrics f32[] by name) after one update on the mean of spec.loss over the tokens with a label.
+
+    An update that is not finite is skipped and counted in state.aux['bad_steps'].
+    """
     learning, minibatching = spec.learning, spec.learning.minibatching(spec.group_size)
 
     def loss_of(params, weighted_microbatch):

@@ -47,7 +47,10 @@ class UpdateSpec(NamedTuple):
 
 
 def new_aux(algorithm: algorithms.Algorithm, params, critic_optimizer=None) -> dict[str, Any]:
-    """The entries of TrainState.aux that the update reads, as a run begins; a critic's params are a copy."""
+    """The entries of TrainState.aux that the update reads and writes, by key, as they are at the start of a run.
+
+    A critic, if the algorithm reads values, begins from a copy of the policy's params.
+    """
     coefficients = {name: jnp.float32(value) for name, value in algorithm.coefficients.items()}
     aux = {'bad_steps': jnp.int32(0), 'coefficients': coefficients, 'initial_entropy': jnp.float32(jnp.nan)}
     if algorithm.needs_values and critic_optimizer is not None:

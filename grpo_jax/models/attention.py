@@ -293,7 +293,10 @@ def rope_angles(positions: Int[Array, 'B T'], size: int, theta: float, scaling: 
 
 
 def rotate(x: Float[Array, 'B T N H'], angles: Angles) -> Float[Array, 'B T N H']:
-    """x with pairs (i, i + h) of each head rotated by angle i < h, as in Hugging Face's models; others stay."""
+    """x with each head's pairs (i, i + h) rotated by angle number i, for i < h, as in Hugging Face's models.
+
+    The numbers of a head from 2 h on stay as they are.
+    """
     size = 2 * angles[0].shape[-1]
     if size < x.shape[-1]:
         return jnp.concatenate([rotate(x[..., :size], angles), x[..., size:]], -1)

@@ -148,7 +148,10 @@ def _quantize(x):
 
 
 def rope_factors(angles: attention.Angles, heads: int) -> list[Float[Array, 'B W']]:
-    """[cos, sin] factors of flat keys, W = K * H: rotated x = x * cos + partner * sin, the other number of its pair."""
+    """[cos, sin] factors for a row of flat keys, W = K * H: rotated x = x * cos + partner * sin.
+
+    `partner` holds, in each lane, the other number of the lane's pair (attention.rotate).
+    """
     cos, sin = (angle[:, 0, 0] for angle in angles)
     factors = [jnp.tile(jnp.concatenate(halves, -1), heads) for halves in ((cos, cos), (-sin, sin))]
     return jax.lax.optimization_barrier(factors)  # or XLA repeats them in every layer

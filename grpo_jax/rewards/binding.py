@@ -127,7 +127,10 @@ def is_async(function: Callable) -> bool:
 
 
 def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Example], own: bool = True):
-    """Raises BadInput where an example lacks a column that `thing` must have; own: a function of the user's."""
+    """Raises BadInput where an example lacks a column that the function called `thing` must have.
+
+    own: it is a function of the user's, which can be changed.
+    """
     for column in columns:
         for example in examples:
             if column in example.meta:

@@ -367,7 +367,10 @@ def _make_part(name, module, weight, bind, own):
 
 
 def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
-    """Raises BadInput for a column of a reward that an example lacks, and for a source without examples."""
+    """Raises BadInput where an example lacks a column that a reward needs.
+
+    Also where reward.by_source names a source from which no example comes.
+    """
     present = {str(example.meta.get('source')) for example in examples}
     for source in reward_functions.by_source:
         if source not in present:

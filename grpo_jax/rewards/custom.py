@@ -73,7 +73,10 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
 
 
 def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
-    """Computes a reward in a worker: FILE.py:NAME, the file's absolute path, (completion, example), options."""
+    """Computes a reward in a worker process.
+
+    path: FILE.py:NAME as the user gave it; file: the file's absolute path; arguments: (completion, example).
+    """
     with naming_line(path, file):
         function = bind_names(getattr(_import_once(file), name_of(path)), path)
     guarded: Any = _guard(function, _check_number, path, file)
@@ -103,7 +106,10 @@ def _guard(function, check, path, file, kinds=(Exception, SystemExit)) -> Callab
 
 
 def check_results(function: Callable, name: str) -> Callable:
-    """Wraps a part's function: a result that is no reward raises BadInput with its first line; exceptions pass."""
+    """Wraps any part's function so that a result that is no reward raises BadInput, which names its first line.
+
+    Exceptions of the function itself pass unchanged. name: what BadInput calls the part.
+    """
     batched = 'completions' in inspect.signature(function).parameters
     code = getattr(inspect.unwrap(function), '__code__', None)
     file = code.co_filename if code else 'a function without a file'

@@ -87,7 +87,10 @@ def reward(
 
 
 def load(models: dict, source: Source) -> RewardModel:
-    """The RewardModel of a source, kept in the dict `models`; BadInput for an absent device or malformed folder."""
+    """The RewardModel of a source, loaded at the first call and then kept in the dict `models`.
+
+    Raises BadInput for a device that is not there and for a malformed reward_model.json.
+    """
     if source not in models:
         models[source] = _load_model(source)
     return models[source]
@@ -148,7 +151,10 @@ def encode_prompts(model: RewardModel, examples: Sequence[Example]) -> list[list
 
 
 def encode_completion(tokenizer: Any, completion: str) -> list[int]:
-    """Token ids of a completion with the eos token, at which its value stands; BadInput for a tokenizer without."""
+    """Token ids of a completion with the eos token, at which the model's value is the completion's value.
+
+    Raises BadInput for a tokenizer without eos token.
+    """
     if tokenizer.eos_token_id is None:
         remedy = 'names no eos_token, at which a reward model judges; set it in tokenizer_config.json'
         raise BadInput('tokenizer of a reward model', tokenizer.name_or_path, remedy)

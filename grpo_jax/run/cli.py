@@ -31,7 +31,10 @@ MISSING = re.compile(r'Flag (--\w+) must have a value other than None')  # absl'
 
 
 def define_flags(workdir=True, required=True):
-    """Defines --config=NAME[:PRESET] with its overrides, --strict and, unless workdir is False, --workdir."""
+    """Defines --config=NAME[:PRESET] with overrides like --config.steps=10, and --strict and --workdir.
+
+    workdir: whether the command has --workdir; required: whether --config and --workdir must be given.
+    """
     config_flags.DEFINE_config_file(
         'config',
         None,
@@ -71,7 +74,10 @@ def define_step():
 
 
 def define_section(name: str, declared: Callable):
-    """Defines --config.NAME.KEY for an options type's numbers, which change the recorded config."""
+    """Defines --config.NAME.KEY for a section's numbers, which change a recorded config where --config is not given.
+
+    declared: the section's options type.
+    """
     if any(re.match('--?config=|--?config$', text) for text in sys.argv):
         return  # the config's own parser defines them
     for key, parameter in ranges.keys_of(declared).items():

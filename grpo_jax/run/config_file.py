@@ -124,7 +124,10 @@ def _place(name, folder):
 
 
 def call_function(path: str, name: str, *arguments: Any) -> Any:
-    """What a config file's function `name` returns; raises BadInput for any error, with the user's innermost line."""
+    """Imports a config file and returns what its function `name` returns for the arguments.
+
+    Raises BadInput for any error, which names the innermost line of the file, or of another file of the user's.
+    """
     # a config file may say `from configs import ...`, unless the user has another package of that name
     spec = importlib.util.find_spec('configs')
     places = [] if spec is None else list(spec.submodule_search_locations or [])

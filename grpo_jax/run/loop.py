@@ -212,7 +212,10 @@ class Shell:
             checkpoint.save(self.checkpoints, state)
 
     def save_if_best(self, state: TrainState, results: Mapping[str, float]) -> None:
-        """Saves a state whose evaluation is the best so far, never the first; BadInput when results lack the figure."""
+        """Saves a state whose evaluation, with these results, is the best so far; never the first state.
+
+        Raises BadInput when the results lack the figure that decides.
+        """
         step = int(state.step)
         if self._best and self._best.add(step, results) and step:
             rows.append_event(self._workdir, step, 'best', figure=self._best.figure, value=self._best.value)

@@ -88,7 +88,10 @@ def make_observers(run: Any, learner: Learner) -> Observers:
 
 
 def observe_reference(scorer: Executable, metrics: Executable, every: int) -> Observe:
-    """An Observe function that measures the KL between policy and reference every `every` steps, f32[] on the host."""
+    """An Observe function that measures the KL between policy and reference every `every` steps.
+
+    scorer: of the learner; metrics: of make_reference_metrics. Its metrics are f32[] on the host.
+    """
 
     def observe(state, experience, packed, draw):
         if int(state.step) % every:
@@ -237,7 +240,10 @@ def shared_prefix_length(tokens: Int[np.ndarray, 'G C'], mask: Bool[np.ndarray, 
 
 
 def compare(probe: dict[str, Any], logprobs: Float[np.ndarray, 'n C']) -> dict[str, Any]:
-    """{metric: value}: means over the tokens of the probe's entries, the first `size` of n rows; NaN without tokens."""
+    """{metric: value} of the probe: means over the tokens of its entries, NaN without tokens.
+
+    probe: the host arrays in TrainState.aux; logprobs: the policy's now, of n rows, whose first `size` are entries.
+    """
     rollout, size = probe['rollout'], int(probe['size'])
     mask = rollout.loss_mask & (np.arange(len(logprobs)) < size)[:, None]
     change = logprobs.astype(np.float64) - rollout.logprobs

@@ -281,7 +281,10 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
 def make_mesh_check(
     model_config: transformer.ModelConfig, adapters: lora.LoraOptions, teacher: str, dealt: Mapping[str, int]
 ) -> Callable[[Mapping[str, int]], bool]:
-    """fits({axis: size}): whether a mesh divides the policy, a teacher that is here, and each count of `dealt`."""
+    """Returns fits({axis: size}): whether a mesh divides the matrices of policy and teacher, and each count of `dealt`.
+
+    teacher: its folder; a teacher that is not here counts as none.
+    """
     tables = [lora.policy_table(model_config, adapters)]
     if os.path.isdir(teacher):
         tables.append(transformer.param_table(families.load_config(teacher)))
@@ -499,7 +502,10 @@ def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunc
 
 
 def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.Dataset:
-    """The Dataset of the split train or test; without a test split it is `train`, and a warning says so."""
+    """The tokenized Dataset of a split, 'train' or 'test'. Without a test split it is the train split, with a warning.
+
+    train: the split train, if it is read already.
+    """
     options = run.settings.data
     # where the rewards were refused, nobody knows which rows need an answer
     needs_answer = (lambda example: False) if run.rewards is UNMADE else run.rewards.needs_answer
@@ -516,7 +522,10 @@ def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.
 
 
 def open_splits(run: Run, outer: Checks | None = None) -> data.Splits:
-    """The train and test splits, UNMADE without data or tokenizer; BadInput when they share most test prompts."""
+    """The train and test splits; raises BadInput when they share most test prompts.
+
+    outer: as in open_run; the splits are UNMADE where the Run's data or tokenizer are.
+    """
     with Checks(outer) as check:
         readable = UNMADE if UNMADE in (run.settings.data, run.model) else run
         train = check(open_split, readable, 'train')

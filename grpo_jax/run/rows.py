@@ -24,7 +24,11 @@ CUT = '\ufffd'  # a decoder's text of an incomplete character
 
 
 def append_event(workdir: str | os.PathLike, step: int, event: str, **fields: Any) -> None:
-    """Appends an event of a kind, in or before a step, to events.jsonl in the first process. Raises CannotWrite."""
+    """Appends an event to events.jsonl in the first process; does nothing in the others.
+
+    step: in or before which the event happened; event: its kind; fields: its further columns. Raises CannotWrite when
+    the disk refuses it.
+    """
     if processes.is_first():
         with Lines(os.path.join(workdir, EVENTS)) as file:
             file.append(json.dumps({'step': step, 'event': event, **fields}))

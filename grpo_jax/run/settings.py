@@ -217,7 +217,10 @@ class RewardSections(Options):
 
 
 def lock(config: Any) -> Any:
-    """The config, in which a new key is an error where it is set, unless a data set, reward or piece declares it."""
+    """The config, in which a new key is an error where it is set, unless others declare it.
+
+    They are options of data sets and rewards, and numbers of an algorithm's pieces in files.
+    """
     config.algorithm = Options(config.algorithm)
     config.data.options = Options(config.data.options)
     config.data.chat_template_kwargs = Options(config.data.chat_template_kwargs)
@@ -300,7 +303,10 @@ class Settings(NamedTuple):
         return self.shapes(self.data.prompts_per_step * self.group_size // size, size)
 
     def dealt(self, labels: bool = False) -> dict[str, int]:
-        """{name: count} of what is dealt to devices, whose number each must divide; labels: of a reward model."""
+        """{name: count} of the prompts and rows that are dealt to devices, whose number each must divide.
+
+        labels: whether a reward model is trained on labels, and no policy.
+        """
         learning = self.learning
         if labels:
             return {'supervised.batch / learner.microbatches': self.supervised.batch // learning.microbatches}

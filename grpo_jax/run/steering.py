@@ -445,7 +445,10 @@ def _run_command(command):
 
 
 def record_origins(workdir: str, origins: Sequence[data.Origin]) -> None:
-    """Writes origins to data.json, from which a resumed run reads the same data; not when all are generated."""
+    """Writes origins to workdir/data.json, so that a resumed run reads the same data, like the same commits of the hub.
+
+    Writes nothing when all data are generated.
+    """
     if any(any(origin) for origin in origins):
         os.makedirs(workdir, exist_ok=True)
         json_file.write(os.path.join(workdir, 'data.json'), [origin._asdict() for origin in origins])

@@ -78,7 +78,10 @@ class Sampling(NamedTuple):
         )
 
     def for_tokenizer(self, tokenizer: Any, stop_tokens: tuple[int, ...], pad_token: int) -> 'Sampling':
-        """The Sampling with ids; tokenizer None: bytes of a text stand for its ids, since no shape depends on them."""
+        """The Sampling with stop_tokens, pad_token and the tokenizer's ids of thinking_text.
+
+        tokenizer None: the bytes of the text stand for its ids, since no shape depends on them.
+        """
         end = ()
         if self.thinking_tokens and tokenizer is None:
             end = self.thinking_text.encode()

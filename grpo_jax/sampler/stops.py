@@ -105,7 +105,10 @@ def _prefixes(strings):
 
 
 def bytes_of_tokens(tokenizer: Any, vocab_size: int, strings: Sequence[str] = ()) -> list[bytes]:
-    """The bytes that each id adds to a text: none for an unused one, or a special one that no string has."""
+    """The bytes that each of vocab_size ids adds to a decoded text.
+
+    Unused ids add no bytes. Special ids add none either, unless one of the strings has their text.
+    """
     decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())['decoder'], ensure_ascii=False)
     special = set(tokenizer.all_special_ids)
     byte_of = _bytes_by_character() if 'ByteLevel' in decoder else None

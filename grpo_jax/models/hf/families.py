@@ -143,7 +143,10 @@ def import_transformers() -> Any:
 
 
 def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
-    """A folder's ModelConfig, not tied where the weights have their own head; BadInput for what cannot be computed."""
+    """Reads a folder's config.json as a ModelConfig. It is not tied if the weights have a head of their own.
+
+    Raises BadInput for a model that our decoder cannot compute.
+    """
     path = os.path.join(folder, 'config.json')
     family, hf = read_config(folder, path)
     check_config(hf, path)
@@ -207,7 +210,10 @@ def _rotary_fields(family, hf, path):
 
 
 def read_config(folder, path):
-    """(model_type, config as transformers reads it) of config.json (`path`), if all files are sound; else BadInput."""
+    """(model_type, the config as transformers reads it). Raises BadInput for an unreadable config and other families.
+
+    folder: where config.json and the other files lie, which are checked first; path: of config.json.
+    """
     if not os.path.isfile(path):
         raise BadInput('model.path', folder, 'has no config.json; give the folder that holds it beside the weights')
     folders.check(folder)

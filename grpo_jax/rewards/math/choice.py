@@ -28,7 +28,10 @@ VERDICT = re.compile(
 
 
 def read_option(text: str, canonicalize) -> str | None:
-    """The option that a statement names, canonicalized, without a sentence behind; None for none and for several."""
+    """The option that a statement names, in canonical form; None for another text, and for several options.
+
+    canonicalize: brings the content into canonical form. A sentence behind the letter is no content.
+    """
     plain = SPACE.sub(' ', TEXT.sub(r'\1 ', text)).strip(' *$"\'`_')
     match = OPTION.fullmatch(plain)
     if not match:

@@ -21,7 +21,10 @@ SAME = ((r'\cdot', '*'), (r'\times', '*'), ('\u00d7', '*'), ('÷', '/'), (r'\div
 
 
 def is_echo(answer: str, problem: str, gold: str) -> bool:
-    """Whether an answer, no plain number, is spelled like a formula of the problem or its side, unlike the gold."""
+    """Whether an answer is spelled like a formula of the problem, or like one side of it, and unlike the gold answer.
+
+    A plain number is never an echo.
+    """
     if is_plain(answer):
         return False
     spelled = _bare_spelling(answer)

@@ -154,7 +154,10 @@ def clean(text: str) -> str:
 
 
 def read_line(line: str) -> str:
-    """The answer in a line without marks and labels, or the number that its last sentence states; '' without."""
+    """The answer in a line: the line without marks and labels, or the number that its last sentence states.
+
+    '' where it has none.
+    """
     line = _strip_marks(line)
     if not line or is_foreign(line):
         return line

@@ -103,7 +103,10 @@ def is_foreign(text: str) -> bool:
 
 
 def read_value(text: str) -> str:
-    r"""The one value among foreign words in a text of CHARACTERS, with \text{unit}; another text unchanged."""
+    r"""The one value among foreign words, with the word behind it as \text{unit}; another text unchanged.
+
+    text: with CHARACTERS translated.
+    """
     if not is_foreign(text):
         return text
     if NO_SOLUTION.search(text) and not re.search('[0-9]', text):

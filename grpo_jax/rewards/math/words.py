@@ -115,7 +115,10 @@ def _cardinal(text):
 
 
 def read_statement(line: str) -> str | None:
-    r"""The number in words that a line is or ends with, \emptyset for no solution; None for other lines."""
+    r"""The number in words that a line without digits is, or ends with behind a verb; None for other lines.
+
+    \emptyset for a line that says that there is no solution.
+    """
     line = line.strip(' \t*_.!$')
     if len(line) > LONGEST_LINE:
         return None

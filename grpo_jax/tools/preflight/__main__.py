@@ -36,7 +36,10 @@ from grpo_jax.tools.preflight import advice, compiler, plan, report, scale, sear
 
 
 def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, sizes: Sequence[int]) -> int:
-    """Compiles and prints a plan, to `output` as JSON if it is named, and changes that fit; returns the exit status."""
+    """Compiles and prints a plan, and changes that fit when the plan does not. Returns the exit status.
+
+    output: '', a file for JSON, or '-' to print JSON instead of tables; sizes: numbers of chips to predict for.
+    """
     shown = output != '-'
     if shown:
         report.print_guess(planned)

@@ -69,7 +69,10 @@ def full_name(name: str) -> str:
 
 
 def find_gpu(name: str) -> Chip | None:
-    """The Chip of gpu:a100-40 or gpu:24, with the memory that jax takes; None for no GPU, BadInput for an unknown."""
+    """Returns the Chip of a topology like gpu:a100-40 or gpu:24, with the memory that jax takes; None for no GPU.
+
+    Raises BadInput for an unknown GPU.
+    """
     if not name.startswith('gpu:'):
         return None
     match = GPU.fullmatch(name)

@@ -56,7 +56,10 @@ def make_header(variants: Sequence[Variant], notes: Sequence[str]) -> dict[str, 
 
 
 def facts(variant: Variant, presets: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields (name, value) of a variant's experiment, settings, pieces (if presets are several), time and machine."""
+    """Yields (name, value) of a variant's experiment, main settings and pieces, and of its time, machine and code.
+
+    presets: of all variants; with several, the pieces are named as this one's.
+    """
     run, seeds = variant.runs[0], [str(run.config.get('seed')) for run in variant.runs]
     experiment, _ = find_experiment(run)
     names = [*dict.fromkeys(filter(None, presets))]

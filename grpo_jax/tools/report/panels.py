@@ -171,7 +171,10 @@ def _make_contents(panel, variants, names: list[str]) -> Iterable[dict[str, Any]
 
 
 def find_meaning(file: str, name: str) -> str:
-    """What docs/metrics.md says of a metric in the field `file` of Run: formula, unit, range; '' if it lacks it."""
+    """Returns what docs/metrics.md says of a metric: formula, unit and usual range; '' for a name that it lacks.
+
+    file: the field of Run with the metric.
+    """
     for pattern, meaning in _read_meanings()[file]:
         if fnmatch.fnmatchcase(name, pattern):
             return meaning

@@ -49,7 +49,10 @@ class Variant(NamedTuple):
 
 
 def read_variants(folders: Sequence[str]) -> list[Variant]:
-    """The Variants of all runs or sweeps in the folders, by their first runs; BadInput for a folder without a run."""
+    """Returns the Variants of all runs in the folders, in the order of their first runs.
+
+    folders: of runs or sweeps; a repeated folder counts once. Raises BadInput for a folder without a run.
+    """
     paths = [path for folder in folders for path in find_runs(folder)]
     runs = [read_run(path) for path in dict.fromkeys(map(os.path.normpath, paths))]
     alike: dict[tuple, list[Run]] = {}
