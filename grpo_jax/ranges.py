@@ -148,7 +148,7 @@ Texts = Annotated[Sequence[Text], Length(1)]
 
 
 def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
-    """{key: its parameter, with annotation and default} of an options type; a key whose type is one is a section."""
+    """{key: its parameter, with annotation and default} of an options type; a key of such a type is a section."""
     keys = {}
     for name, parameter in inspect.signature(declared).parameters.items():
         place = _mark(parameter.annotation, Place)

@@ -146,7 +146,9 @@ def _to_columns(piece, advantages, inputs):
         return np.broadcast_to(advantages, next(shapes, advantages.shape))
     if advantages.shape[-1] > 1:
         raise BadInput(
-            'algorithm.advantage', pieces.name_of(piece), 'differs by token; write @pieces.properties(by_token=True)'
+            'algorithm.advantage',
+            pieces.name_of(piece),
+            'has a number for each token; say so by @pieces.properties(by_token=True)',
         )
     return advantages
 

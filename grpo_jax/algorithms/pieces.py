@@ -102,7 +102,7 @@ def property_of(piece: Callable, name: str) -> Any:
 
 
 def is_by_token(advantage: Callable) -> bool:
-    """Whether an advantage has a column for each token: by its property by_token, or since it reads data by token."""
+    """Whether an advantage has a column for each token: as by_token says, or else where it reads data by token."""
     by_token = property_of(advantage, 'by_token')
     return bool(BY_TOKEN & {*reads(advantage)}) if by_token is None else by_token
 

@@ -115,7 +115,10 @@ class Solved(NamedTuple):
 
 
 def find_shortest_right(blocks: Sequence[Any]) -> str | None:
-    """The shortest right completion's text in select.Groups of one prompt, the first of equals; None without any."""
+    """The text of the right completion with the fewest tokens, the first of equals; None if no completion is right.
+
+    blocks: select.Groups of one prompt.
+    """
     texts, lengths, correct = (
         np.concatenate([getattr(block.rewarded, name) for block in blocks]) for name in ('texts', 'lengths', 'correct')
     )

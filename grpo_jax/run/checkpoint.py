@@ -97,7 +97,7 @@ class Best:
         return better
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Which of Orbax's checkpoints is the best evaluation's."""
+        """A bool for each of Orbax's checkpoints: whether it is the one with the best evaluation."""
         return [checkpoint.step == self.step for checkpoint in checkpoints]
 
 

@@ -585,7 +585,10 @@ class SamplerPrograms:
         return self._call(schedule.GIVEN_STATE, prompts, seed, np.int32(step), limits, given)
 
     def resume_state(self, rollout: Any, prompts: Any, seed: Any, limit: Any) -> state.RolloutState:
-        """The RolloutState that goes on where a Rollout paused; arguments as in Engine.go_on."""
+        """The RolloutState that goes on where a Rollout paused.
+
+        seed: the key of its noise; limit: an int or i32[B], the most tokens that a row gets; None: to the end.
+        """
         prompts, limits = self._complete(prompts, limit)
         return self._call(schedule.RESUMED_STATE, rollout, prompts, seed, limits, self.tables)
 

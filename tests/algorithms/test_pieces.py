@@ -108,7 +108,7 @@ def test_an_advantage_by_token_that_says_it_is_not_is_refused():
         return rewards[..., None] * mask
 
     method = fixture.algorithm('dapo')._replace(advantage=mine)
-    with pytest.raises(BadInput, match=r"'mine': differs by token; write @pieces.properties"):
+    with pytest.raises(BadInput, match=r"'mine': has a number for each token; say so by @pieces.properties"):
         algorithms.compute_advantages(method, fixture.REWARDS, mask=GROUPED)
 
 
