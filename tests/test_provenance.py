@@ -98,7 +98,7 @@ def test_two_runs_differ_in_settings_and_programs(long, made, tmp_path):
     train.run(tiny_run.config(steps=1, supervised__updates=0, evaluation__prompts=2, rollout__group_size=2), str(other))
     lines = list(provenance.describe_differences(str(made), str(other)))
     assert 'rollout.group_size: 4 became 2' in lines and 'the data are the same' in lines
-    assert lines[0] == 'the programs sample and update differ; the same is logprobs'  # dr_grpo needs none
+    assert lines[0] == 'programs that differ: sample, update; that are the same: logprobs'  # dr_grpo needs none
 
 
 def lowered_hashes(workdir, **changes):
@@ -174,10 +174,13 @@ SAME = {'sample': 'a', 'logprobs': 'b', 'update': 'c'}
 @pytest.mark.parametrize(
     'programs, sentence',
     [
-        (SAME, 'all programs are the same: logprobs, sample, update'),
-        (SAME | {'update': 'd'}, 'only the update program differs; the same are logprobs and sample'),
-        (SAME | {'update': 'd', 'sample': 'e'}, 'the programs sample and update differ; the same is logprobs'),
-        ({'sample': 'd', 'logprobs': 'e', 'update': 'f'}, 'all programs differ: logprobs, sample, update'),
+        (SAME, 'programs that differ: none; that are the same: logprobs, sample, update'),
+        (SAME | {'update': 'd'}, 'programs that differ: update; that are the same: logprobs, sample'),
+        (SAME | {'update': 'd', 'sample': 'e'}, 'programs that differ: sample, update; that are the same: logprobs'),
+        (
+            {'sample': 'd', 'logprobs': 'e', 'update': 'f'},
+            'programs that differ: logprobs, sample, update; that are the same: none',
+        ),
         ({}, 'nothing is known of the programs: at least one of the runs has compiled none yet'),
     ],
 )
@@ -186,7 +189,7 @@ def test_which_programs_differ_is_said_in_words(tmp_path, programs, sentence):
     assert list(provenance.describe_differences(one, two)) == [
         sentence,
         'the data are the same',
-        'the settings are the same',
+        'settings that differ: none',
     ]
 
 
@@ -194,11 +197,11 @@ def test_settings_and_data_differ_in_words(tmp_path):
     one = write_run(tmp_path / 'a', SAME)
     other_data = write_run(tmp_path / 'b', SAME, data__template='{prompt}?')
     assert list(provenance.describe_differences(one, other_data))[1:] == [
-        'the data differ', 'one setting differs', "data.template: '{prompt}' became '{prompt}?'",
+        'the data differ', 'settings that differ: 1', "data.template: '{prompt}' became '{prompt}?'",
     ]  # fmt: skip
     other_seed = write_run(tmp_path / 'c', SAME, seed=2)
     *_, last = provenance.describe_differences(one, other_seed)
-    assert last == 'of the settings only the seed differs: 0 became 2'
+    assert last == 'seed: 0 became 2'
     more_prompts = write_run(tmp_path / 'd', SAME, data__prompts_per_step=8)
     assert 'the data are the same' in provenance.describe_differences(one, more_prompts)
     (tmp_path / 'a' / 'data.json').write_text('[{"commit": "x"}]')
@@ -219,7 +222,7 @@ def test_the_command_takes_two_folders_with_and_without_the_names_of_flags(tmp_p
     command = [sys.executable, '-m', 'grpo_jax', 'provenance']
     command += [flag + folder for flag, folder in zip(flags or ('', ''), folders, strict=True)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith('only the update program differs'), done.stderr
+    assert done.stdout.startswith('programs that differ: update;'), done.stderr
 
 
 def test_no_folder_or_three_are_refused(tmp_path):

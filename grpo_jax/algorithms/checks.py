@@ -1,5 +1,6 @@
 """Refuses algorithms that cannot work and numbers that nothing reads, and warns of what has no effect; says why."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 import difflib
 from types import ModuleType
@@ -140,50 +141,30 @@ def refuse_unused_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping
     A number that no piece has at all, like a misspelt one, is refused whatever its value. section: config.algorithm.
     modules: for each key that chooses a piece, the module with the pieces to choose from.
     """
-    chosen = {key: algorithm.chosen(key) for key in modules}
-    read_keys = {key for chosen_pieces in chosen.values() for piece in chosen_pieces for key in pieces.numbers(piece)}
-    marks = {key.partition('.')[2]: own for key, own in ranges.marks_of(type(algorithm), 'algorithm').items()}
-    unmet = {key: [str(mark) for mark in own if not mark.holds({'algorithm': algorithm})] for key, own in marks.items()}
-    read_keys |= {key for key, words in unmet.items() if not words}
-    defaults = dict(algorithm._field_defaults)
-    numbers = {
-        chooser: {name: pieces.numbers(piece) for name, piece in pieces.list_pieces(module).items()}
-        for chooser, module in modules.items()
-    }
-    for by_piece in numbers.values():
-        for piece_numbers in by_piece.values():
-            defaults |= piece_numbers
-    for key in (key for key in section if key not in {*read_keys, *modules, *CHOICES}):
-        readers = {
-            chooser: [name for name, piece_numbers in by_piece.items() if key in piece_numbers]
-            for chooser, by_piece in numbers.items()
-        }
+    read = {number for key in modules for piece in algorithm.chosen(key) for number in pieces.numbers(piece)}
+    readers, defaults = defaultdict[str, list[str]](list), dict(algorithm._field_defaults)
+    for chooser, module in modules.items():
+        for name, piece in sorted(pieces.list_pieces(module).items()):
+            defaults |= pieces.numbers(piece)
+            for number in pieces.numbers(piece):
+                readers[number].append(f'{chooser} {name}')
+    for path, marks in ranges.marks_of(type(algorithm), 'algorithm').items():
+        number, unmet = (
+            path.partition('.')[2],
+            [str(mark) for mark in marks if not mark.holds({'algorithm': algorithm})],
+        )
+        readers[number] += unmet
+        read |= set() if unmet else {number}
+    for key in (key for key in section if key not in {*read, *modules, *CHOICES}):
         number = tuple(section[key]) if isinstance(section[key], list) else section[key]  # of config.json
-        same = key in defaults and number == defaults[key]
-        if same and isinstance(section[key], bool) == isinstance(defaults[key], bool):
+        if key in defaults and (type(number) is bool, number) == (type(defaults[key]) is bool, defaults[key]):
             continue
-        explained = _explain_unused(key, readers, unmet, chosen, {*defaults, *read_keys})
-        raise BadInput(f'algorithm.{key}', section[key], explained)
-
-
-def _explain_unused(key, readers, unmet, chosen, known):
-    """Returns the predicate and remedy that say who would read a number, and which pieces are chosen instead.
-
-    key: the number's. readers: {key that chooses pieces: names of its pieces with such a number}. unmet: {number of
-    no piece: what would read it, in words}. chosen: {key that chooses pieces: the algorithm's pieces}. known: the keys
-    of all numbers.
-    """
-    readers = {chooser: names for chooser, names in readers.items() if names}
-    uses = [f'{chooser} {" or ".join(sorted(names))}' for chooser, names in readers.items()]
-    uses += unmet.get(key, [])
-    if not uses:
-        near = difflib.get_close_matches(key, known, 1)
-        hint = f'did you mean {near[0]}?' if near else 'correct the name, or leave it out'
-        return f'no piece has a number of this name; {coming_from.explain(f"algorithm.{key}") or hint}'
-    choosers = readers or [chooser for chooser in chosen if chooser in uses[0].split()]
-    instead = [f'{chooser} {" and ".join(map(pieces.name_of, chosen[chooser])) or "()"}' for chooser in choosers]
-    with_chosen = f' with {", ".join(instead)}' if instead else ''
-    return f'nothing reads it{with_chosen}; leave it at its default, or choose {", or ".join(uses)}'
+        remedy = f'nothing reads it; leave it at its default, or choose {" or ".join(readers[key])}'
+        if not readers[key]:
+            near = difflib.get_close_matches(key, {*defaults, *read}, 1)
+            hint = f'did you mean {near[0]}?' if near else 'correct the name, or leave it out'
+            remedy = f'no piece has a number of this name; {coming_from.explain(f"algorithm.{key}") or hint}'
+        raise BadInput(f'algorithm.{key}', section[key], remedy)
 
 
 def refuse_unreadable(algorithm: 'Algorithm') -> None:

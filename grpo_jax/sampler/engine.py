@@ -227,7 +227,7 @@ class Engine:
             get equally many tokens, a multiple of CUT, until there are enough.
         """
         sent, earlier = self.send(params).policy, int(processes.fetch(rollout.completion_mask).sum())
-        enough = until if callable(until) else None
+        enough: Any = until if callable(until) else None
         with self._turn():
             state = self.programs.resume_state(rollout, prompts, key, CUT if enough else until)
             ongoing = _Ongoing(self.programs.weights(sent), state, step, finished, progress, enough)

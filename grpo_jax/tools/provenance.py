@@ -70,13 +70,8 @@ def describe_differences(workdir: str, other: str) -> Iterator[str]:
     pieces, others = (steering.recorded_pieces(folder) for folder in (workdir, other))
     for key, old, new in steering.differences(pieces, others):
         yield f'piece {key}: {old!r} became {new!r}'
-    if not changed:
-        yield 'the settings are the same'
-    elif [change.key for change in changed] == ['seed']:
-        yield f'of the settings only the seed differs: {changed[0].old!r} became {changed[0].new!r}'
-    else:
-        yield f'{len(changed)} settings differ' if len(changed) > 1 else 'one setting differs'
-        yield from (f'{change.key}: {change.old!r} became {change.new!r}' for change in changed)
+    yield f'settings that differ: {len(changed) or "none"}'
+    yield from (f'{change.key}: {change.old!r} became {change.new!r}' for change in changed)
     entries = [_read_json(folder, steering.ENVIRONMENT, []) for folder in (workdir, other)]
     first, second = (as_object(entry[0]) if isinstance(entry, list) and entry else {} for entry in entries)
     for section in ('code', 'packages', 'devices'):
@@ -86,20 +81,13 @@ def describe_differences(workdir: str, other: str) -> Iterator[str]:
 
 def _describe_programs(first, second):
     """A sentence on which compiled programs of two runs are the same. first, second: {program: hash}."""
-    names = sorted(first.keys() | second.keys())
     if not first or not second:
         return 'nothing is known of the programs: at least one of the runs has compiled none yet'
-    differ = [name for name in names if first.get(name) != second.get(name)]
-    if not differ:
-        return 'all programs are the same: ' + ', '.join(names)
-    same = [name for name in names if name not in differ]
-    if not same:
-        return 'all programs differ: ' + ', '.join(names)
-    if len(differ) == 1:
-        return f'only the {differ[0]} program differs; the same are {" and ".join(same)}'
-    return (
-        f'the programs {" and ".join(differ)} differ; the same {"is" if len(same) == 1 else "are"} {" and ".join(same)}'
-    )
+    by_verdict: dict[bool, list[str]] = {False: [], True: []}  # whether a program is the same -> names
+    for name in sorted(first.keys() | second.keys()):
+        by_verdict[first.get(name) == second.get(name)].append(name)
+    differ, same = (', '.join(by_verdict[verdict]) or 'none' for verdict in (False, True))
+    return f'programs that differ: {differ}; that are the same: {same}'
 
 
 def verify(workdir: str) -> Iterator[str]:

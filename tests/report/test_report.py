@@ -185,7 +185,7 @@ def test_two_runs_are_compared_in_words(tmp_path):
     two = runs.make(tmp_path / 'two', algorithm__clip_high=0.28)
     (tmp_path / 'two' / 'programs.json').write_text(json.dumps({'sample': 'a', 'logprobs': 'b', 'update': 'other'}))
     text = text_of(report.write_report([one, two]))
-    assert 'only the update program differs; the same are logprobs and sample' in text
+    assert 'programs that differ: update; that are the same: logprobs, sample' in text
     assert 'algorithm.clip_high: 0.2 became 0.28' in text and 'the data are the same' in text
     assert data_of(os.path.join(one, 'report_against_two.html'))['variants'] == ['one', 'two']
 
