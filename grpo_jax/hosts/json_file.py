@@ -1,6 +1,5 @@
 """Reads and writes JSON files: configs, figures, tables."""
 
-from collections.abc import Iterator, Mapping
 import json
 import os
 from typing import Any
@@ -35,15 +34,6 @@ def read_object(path: str | os.PathLike, remedy: str = 'bring it back from a cop
     if not isinstance(value, dict):
         raise BadInput('file', os.fspath(path), f'must hold an object with named fields; {remedy}')
     return value
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
-    """Yields (dotted name, value) of each leaf of nested mappings; prefix: begins each name."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f'{prefix}{name}.')
-        else:
-            yield prefix + name, value
 
 
 def _to_json(value):

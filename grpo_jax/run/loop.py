@@ -14,6 +14,7 @@ import time
 from typing import Any, ParamSpec, TypeVar
 import weakref
 
+from flax import traverse_util
 import jax
 import numpy as np
 
@@ -21,7 +22,7 @@ from grpo_jax import diagnose
 from grpo_jax.collect.draw import Draw
 from grpo_jax.diagnose import advice
 from grpo_jax.errors import BadInput, CannotWrite, Diagnosed, InUse, Stopped
-from grpo_jax.hosts import files, json_file, lock, processes
+from grpo_jax.hosts import files, lock, processes
 from grpo_jax.models.hf import families
 from grpo_jax.rewards import RewardError, Rewards, RewardsMissing
 from grpo_jax.run import checkpoint, measure, rows
@@ -127,7 +128,7 @@ def barrier(
     if processes.has_others():  # one process traces its programs, which a hash needs, later
         values |= {f'program {name}': program.hash for name, program in programs.items()}
     with during('waiting for the other processes'):
-        processes.exchange_stop('the start', values | dict(json_file.flatten(recorded, 'config.')))
+        processes.exchange_stop('the start', values | traverse_util.flatten_dict({'config': dict(recorded)}, sep='.'))
 
 
 class Shell:

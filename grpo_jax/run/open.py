@@ -318,20 +318,16 @@ def _check_model_path(changes, workdir, folder, random_init, steered):
     if change is None:
         return
     copy, names = os.path.join(workdir, 'model'), hf.config_files(folder)
-    same = os.path.isdir(copy) and names == hf.config_files(copy) and _are_equal(copy, folder, names)
+    same = os.path.isdir(copy) and names == hf.config_files(copy)
+    same = same and filecmp.cmpfiles(copy, folder, names, shallow=False)[0] == names
     if same and not (random_init or checkpoint.steps(workdir)):
         old, new = (
             sorted(map(os.path.basename, glob.glob(f'{glob.escape(path)}/*.safetensors')))
             for path in (change.old, folder)
         )
-        same = old == new and _are_equal(change.old, folder, new)
+        same = old == new and filecmp.cmpfiles(change.old, folder, new, shallow=False)[0] == new
     if not same:
         steering.refuse([change], workdir, steered)
-
-
-def _are_equal(old, new, names):
-    """Whether files of these names have the same bytes in two folders."""
-    return all(filecmp.cmp(os.path.join(old, name), os.path.join(new, name), shallow=False) for name in names)
 
 
 def _open_branch(config, workdir, functions, steered, outer):

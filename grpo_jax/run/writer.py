@@ -16,6 +16,7 @@ import time
 from typing import Annotated, Any, NamedTuple
 import uuid
 
+from flax import traverse_util
 import numpy as np
 
 from grpo_jax import ranges
@@ -93,7 +94,8 @@ class Board:
         if config is not None:
             from tensorboardX import summary
 
-            plain = {k: x if isinstance(x, (bool, int, float, str)) else repr(x) for k, x in json_file.flatten(config)}
+            values = traverse_util.flatten_dict(dict(config), sep='.').items()
+            plain = {name: x if isinstance(x, (bool, int, float, str)) else repr(x) for name, x in values}
             parts = summary.hparams(plain, dict.fromkeys(COMPARED, 0.0))
             self._begin += [self._event(summary=part) for part in parts]
 
