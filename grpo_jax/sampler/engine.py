@@ -131,7 +131,7 @@ class Sampler(Protocol):
     ) -> tuple[Rollout, Stats]: ...  # fmt: skip
 
     def go_on(
-        self, params: Any, rollout: Rollout, prompts: Prompts, key: Any, step: Any, enough: Enough, *,
+        self, params: Any, rollout: Rollout, prompts: Prompts, key: Any, step: Any, until: Any = None, *,
         finished: Finished | None = None, progress: Progress | None = None,
     ) -> tuple[Rollout, Stats]: ...  # fmt: skip
 
