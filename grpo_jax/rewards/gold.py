@@ -135,8 +135,9 @@ def _check_source(reward_functions, examples):
 def try_out(reward_functions: RewardFunctions, examples: Sequence[Example], stores: bool = True) -> RewardFunctions:
     """Calls each reward once, as a run does, on the gold answer of an example; returns the rewards.
 
-    stores: whether verdicts of services are stored from now on. Raises BadInput for each that fails or returns no reward, and where an example lacks a column. One that runs out of
-    time or memory is warned of. Reward models are not called, since they would be loaded and compiled.
+    stores: whether verdicts of services are stored from now on. Raises BadInput for each that fails or returns no
+    reward, and where an example lacks a column. One that runs out of time or memory is warned of. Reward models are not
+    called, since they would be loaded and compiled.
     """
     reward_functions.resources.services.stores = stores
     check_parameters(reward_functions, examples)
