@@ -7,7 +7,6 @@ import threading
 from typing import Any
 import weakref
 
-from grpo_jax.rewards.verdicts import Services
 from grpo_jax.workers import Pool, Sandbox
 
 LEAVE_SECONDS = 5  # that the coroutines have to end
@@ -65,6 +64,12 @@ def _stop_loop(loop):
     """Stops an event loop from another thread, unless it is closed."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(loop.stop)
+
+
+class Services(dict):
+    """Clients of services by the part that asks them, see rewards.remote.client."""
+
+    stores = True  # whether their verdicts are stored; else they are known until the clients are gone
 
 
 class Resources:
