@@ -66,7 +66,7 @@ def on_page_markdown(markdown, page, **_):
 
 
 def place(match):
-    """What Markdown leaves as it is, in the place of a formula; code as it stands."""
+    """What Markdown leaves as it is, in place of a formula; code as it stands."""
     kind = 'block' if match['block'] else 'inline'
     return f'MATHML{kind.upper()}{match[kind].encode().hex()}END' if match[kind] else match[0]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_jax.text import escape
 
-NO_VALUE = ...  # in the place of a value, where none was given or the thing alone is the subject
+NO_VALUE = ...  # in place of a value, where none was given or the thing alone is the subject
 LONGEST = 4000  # characters of a message; a name or a value in a stranger's file may have millions
 # exit statuses of a run that a signal has ended: after it was saved; at once, by Ctrl-C
 TERMINATED, INTERRUPTED = 42, 130
@@ -106,7 +106,7 @@ class Checks:
     """
 
     def __init__(self, outer: 'Checks | None' = None):
-        """outer: Checks that raise in the place of these, whose block may then return values that are UNMADE."""
+        """outer: Checks that raise in place of these, whose block may then return values that are UNMADE."""
         self._outer = outer
         self._refusals: dict[str, BadInput] = {}  # by message, since two checks may read the same key
 

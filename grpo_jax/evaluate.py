@@ -113,7 +113,7 @@ def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) ->
 def make_shapes(run: Run, group_size: int, prompts: int, sampling: Sampling | None = None) -> batches.Shapes:
     """Returns the Shapes of the prompts that are sampled at once: as many of `prompts` as the memory allows.
 
-    sampling: of these prompts, in the place of the rollouts'. Their keys and values may take rollout.cache_gib. Without
+    sampling: of these prompts, in place of the rollouts'. Their keys and values may take rollout.cache_gib. Without
     that limit they may take as much as a training step's rollout, and at least FREE_CACHE.
     """
     training, mesh = run.settings, run.sides.sampler if run.sides else run.mesh
@@ -311,7 +311,7 @@ def open_subject(
     """Opens a Policy: the newest checkpoint in workdir or, without workdir, the model in config.model.path.
 
     config: only without workdir, for prompts and rewards; trust, evaluation: see open_recorded; step: of the checkpoint
-    in the place of the newest; examples: rows, as train.run takes them, in the place of the config's data, or for a run
+    in place of the newest; examples: rows, as train.run takes them, in place of the config's data, or for a run
     that learned from such. Raises BadInput when not exactly one of config and workdir is given, or for a model with
     random weights.
     """

@@ -43,5 +43,5 @@ def write_drawn(folder, seed):
 
 
 def without_adapters(layers):
-    """Stacked layers with the base in the place of each Adapted: what a sampler has that does not merge."""
+    """Stacked layers with the base in place of each Adapted: what a sampler has that does not merge."""
     return {name: w.base if isinstance(w, Adapted) else w for name, w in layers.items()}

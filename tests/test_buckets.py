@@ -69,7 +69,7 @@ def bucket(tmp_path, monkeypatch):
 
 
 def contents(folder):
-    """Bytes by path of the files below a folder, but for what the cache knows of them."""
+    """Bytes by path of the files below a folder, except for what the cache knows of them."""
     paths = [path for path in pathlib.Path(folder).rglob('*') if path.is_file()]
     return {
         str(path.relative_to(folder)): path.read_bytes() for path in paths if not path.name.startswith(buckets.LISTING)

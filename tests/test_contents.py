@@ -177,7 +177,7 @@ def test_a_digest_is_the_same_in_every_process_whatever_the_columns_hold(tmp_pat
 
     import numpy as np
 
-    assert described(x=Odd()) == described(x=Odd())  # but for the address, one is the other
+    assert described(x=Odd()) == described(x=Odd())  # except for the address, one is the other
     assert described(x={'b', 'a', 'c'}) == described(x={'c', 'b', 'a'}) != described(x={'b', 'a'})
     assert described(x=np.arange(5000)) != described(x=np.arange(5000)[::-1])
     assert described(x={(1, 2): 3}) != described(x={(1, 2): 4})

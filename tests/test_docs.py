@@ -58,7 +58,7 @@ def prose(page):
 
 
 def glossary_rows():
-    """(words, modules) of each row of docs/glossary.md, but for the words of earlier versions; modules is a text."""
+    """(words, modules) of each row of docs/glossary.md, except for the words of earlier versions; modules is a text."""
     page = doc_examples.read('docs/glossary.md').partition('## Words of earlier versions')[0]
     rows = [line.strip('| ').split(' | ') for line in page.splitlines() if line.startswith('| ')]
     return [(words.split(', '), modules) for words, _, modules in rows if words != 'word']

@@ -129,7 +129,7 @@ def keys(tree, prefix=''):
 
 
 def put(config, key, value):
-    """The config with a value in the place of a key's, whatever its type."""
+    """The config with a value in place of a key's, whatever its type."""
     *path, name = key.split('.')
     section = config
     for part in path:

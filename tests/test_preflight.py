@@ -734,7 +734,7 @@ def test_gradients_are_scattered_as_they_are_summed(libtpu, long, model, topolog
     gradients = found['trained'] * found['microbatches']
     sent = {'all-reduce': 0.0, 'reduce-scatter': 0.0, 'collective-permute': 0.0} | found['sent']
     assert sent['all-reduce'] < (0.05 if topology.endswith('8x8') else 0.001) * gradients, found
-    # in bfloat16, as sums that travel; half, that is, but for what is summed over microbatches first
+    # in bfloat16, as sums that travel; half, that is, except for what is summed over microbatches first
     assert sent['reduce-scatter'] + sent['collective-permute'] > gradients / 3 * (chips - 1) / chips, found
     assert found['multiplied'] == pytest.approx(1, rel=0.01), found
 

@@ -11,7 +11,7 @@ from grpo_jax.algorithms.algorithm import Algorithm
 from grpo_jax.errors import BadInput
 from grpo_jax.grouping import Grouping
 
-# what stands in the place of a missing completion, for arrays in which 0 would be a value
+# what stands in place of a missing completion, for arrays in which 0 would be a value
 PADDING = {'step_rewards': np.nan, 'correct': np.nan}
 NOT_BY_ROW = ('part_weights', 'initial_entropy', 'run_baseline', 'dead')  # data without a row for each completion
 
@@ -27,7 +27,7 @@ def compute_advantages(
     """Advantages f32[P * G, 1], or f32[P * G, C] if they differ by token, on the host.
 
     rewards: [P, G]; or [B] with group_ids i32[B], where groups may differ in size and rows come in any order. Then
-        data has [B] in the place of [P, G], and rows are returned in the order of the rewards. Not finite: unscorable.
+        data has [B] in place of [P, G], and rows are returned in the order of the rewards. Not finite: unscorable.
     kl_coef: of a KL in the reward; None: the algorithm's.
     data: arrays by name, with axes [P, G]: what the estimator reads (see algorithms.advantages); mask, and kl
         f64[P, G, C], if the KL is in the reward; mask, teacher_logprobs and old_logprobs if there is a teacher_coef.

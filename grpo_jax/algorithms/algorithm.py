@@ -100,7 +100,7 @@ class Algorithm(NamedTuple):
     kl_horizon: Annotated[float, Range(least=1, most=1e12), ReadWith('.kl_target', words='a kl_target above 0')] = 1e4
 
     def chosen(self, key: str) -> tuple[Callable, ...]:
-        """The pieces of a key of MODULES: one, but for regularizers."""
+        """The pieces of a key of MODULES: one, except for regularizers."""
         pieces_of_key = getattr(self, key)
         return pieces_of_key if isinstance(pieces_of_key, tuple) else (pieces_of_key,)
 

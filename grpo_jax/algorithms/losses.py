@@ -207,7 +207,7 @@ def is_kl_clamped(logprobs: Float[Array, '...'], reference: Float[Array, '...'],
 
 
 def make_inputs(algorithm: Algorithm, output: HeadOutput, experience: Experience) -> pieces.Inputs:
-    """The pieces.Inputs that pieces on the device may read, but for what `prepare` returns; 0 where masked.
+    """The pieces.Inputs that pieces on the device may read, except for what `prepare` returns; 0 where masked.
 
     Arrays are masked before any exp is taken, since an overflow in a masked token would make the gradient NaN.
     """

@@ -121,7 +121,7 @@ class Drawer:
     ) -> tuple[ChosenPrompts, dict[str, Any]]:
         """(the next prompts, aux with its new position); they depend on seed, step, position and who has retired.
 
-        index: which draw of the step; only the first revisits retired prompts. count: of prompts, in the place of a
+        index: which draw of the step; only the first revisits retired prompts. count: of prompts, in place of a
         draw's.
         """
         count = self.prompts if count is None else count

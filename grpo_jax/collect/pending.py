@@ -1,7 +1,7 @@
 """What is under way when a step ends: groups that are still sampled, or that a later step learns from.
 
 With collection.in_flight or collection.staleness a step leaves it in TrainState.pending: while a run goes on, as a
-Pending, whose rewards may still be computed; behind a resume, as the bytes that the checkpoint holds by name, 'carried'
+Pending, whose rewards may still be computed; after a resume, as the bytes that the checkpoint holds by name, 'carried'
 for the groups that go on (carry.py) and '0', '1', ... for the draws of the next steps (schedule.py). No program on the
 devices takes it.
 """

@@ -9,7 +9,7 @@ from grpo_jax.types import Example
 
 
 def examples(split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: Share, slips: Share) -> list[Example]:
-    """The Examples of arithmetic.examples, with steps and their labels in the place of demonstrations.
+    """The Examples of arithmetic.examples, with steps and their labels in place of demonstrations.
 
     meta['steps'] lists the columns and the answer of a demonstration, or a blurt's bare answer; one digit of a worked
     demonstration is changed with probability `slips`. meta['labels'] has a label for each step: 1.0 before the first

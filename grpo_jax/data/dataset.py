@@ -234,7 +234,7 @@ def _check_examples(name, rows):
 def _encode(tokenizer, rows, prompt_format, split, longest):
     """A list with (example, its prompt's token ids) for each row, or a BadInput if row or prompt is malformed.
 
-    Of very many prompts, those that surely have at most `longest` tokens have None in the place of their ids.
+    Of very many prompts, those that surely have at most `longest` tokens have None in place of their ids.
     """
     fits = make_bound(tokenizer, prompt_format, longest) if len(rows) > MOST_AT_ONCE else lambda text: False
     rendered: list[Any] = [None] * len(rows)  # the chat template's texts; None without a chat template

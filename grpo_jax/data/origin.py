@@ -13,7 +13,7 @@ from grpo_jax.hosts import buckets, hub
 
 # files of a data set, in any folder of its repository
 PATTERNS = ('*.parquet', '*.jsonl', '*.json', '*.arrow', '*.csv', '*.tsv')
-PYTHON = 'examples of train.run'  # in the place of a folder: rows that lie in no file
+PYTHON = 'examples of train.run'  # in place of a folder: rows that lie in no file
 # names that a data set's folder holds, in the forms that files.rows reads
 FORMS = ('features.json', 'state.json', 'dataset_dict.json') + tuple(
     f'{folder}{split}*' for folder in ('', '*/') for split in ('train', 'test', 'validation')

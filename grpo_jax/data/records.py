@@ -41,7 +41,7 @@ def check_made(split: str) -> None:
 def convert_rows(convert: Callable, rows: Iterable[tuple[str, Any]]) -> list:
     """A list of convert(row, index, where) for each (where, row) of `rows`.
 
-    A BadInput that convert raises, or that stands in the place of the row, becomes the item.
+    A BadInput that convert raises, or that stands in place of the row, becomes the item.
     """
     converted = []
     for index, (where, row) in enumerate(rows):

@@ -189,7 +189,7 @@ def _is_adapted(w):
 
 
 def merge(layers: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of stacked layers with the sum W + scale A B, in float32, in the place of each Adapted."""
+    """The weights of stacked layers with the sum W + scale A B, in float32, in place of each Adapted."""
     return {name: _merge_matrix(w) if _is_adapted(w) else w for name, w in layers.items()}
 
 

@@ -88,7 +88,7 @@ async def reward(
 
 
 def fill(rubric: str, completion: str, example: Example) -> str:
-    """The rubric with texts in the place of {prompt}, {completion}, {answer} and columns; a text's own {} stay.
+    """The rubric with texts in place of {prompt}, {completion}, {answer} and columns; a text's own {} stay.
 
     Of a chat, {prompt} is all its messages. Raises BadInput for a name that the example lacks.
     """

@@ -167,7 +167,7 @@ def save(checkpoints, state):
 def read_newest(workdir: str, read: Callable[[str], Any], only: int | None = None) -> tuple[Any, int]:
     """(read(folder), step) of a workdir's newest checkpoint for which `read` raises no Damaged; the workdir stays.
 
-    only: the checkpoint's step, in the place of the newest. Warns of damaged ones. Raises BadInput for a step that has
+    only: the checkpoint's step, in place of the newest. Warns of damaged ones. Raises BadInput for a step that has
     no checkpoint, and when no checkpoint is sound.
     """
     damaged, saved = None, steps(workdir)

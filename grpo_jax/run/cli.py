@@ -200,7 +200,7 @@ def help_text(purpose: str) -> str:
 def _name_flag(name, value=None):
     """What a user who gave an unknown flag, or a word that is none, may have meant; value: its text."""
     if name.startswith('config.'):  # without --config: else ml_collections knows the flag
-        return 'a recorded run keeps its settings, but for the keys in --help; to change others, give --config as well'
+        return 'a recorded run keeps its settings, except for keys in --help; to change others, give --config too'
     return coming_from.explain(name, value) or 'write --config.KEY=VALUE; --help lists the flags'
 
 

@@ -278,7 +278,7 @@ def _check_recorded(recorded, defaults, workdir, prefix):
 
 
 def _replace_lists(value):
-    """A value that JSON gave, with tuples in the place of lists, as configs have."""
+    """A value that JSON gave, with tuples in place of lists, as configs have."""
     if isinstance(value, dict):
         return {name: _replace_lists(part) for name, part in value.items()}
     return tuple(map(_replace_lists, value)) if isinstance(value, list) else value

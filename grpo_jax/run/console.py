@@ -292,7 +292,7 @@ def _print_unraisable(unraisable):
 def step_cells(row: Mapping[str, Any], timings: Mapping[str, float], shown: Sequence[str] = ()) -> list[str]:
     """Texts like 'reward 0.512' of a step, for its line on the console, the most important first.
 
-    row: of metrics.jsonl; timings: {stage: seconds}; shown: names of metrics to show in the place of those that matter
+    row: of metrics.jsonl; timings: {stage: seconds}; shown: names of metrics to show in place of those that matter
     in a step of GRPO.
     """
     if shown:

@@ -92,7 +92,7 @@ def open_training(
 ) -> tuple[Run, data.Splits]:
     """The Run of a training, whose rewards have been called once, and its splits.
 
-    examples: rows by split, or those to learn from, in the place of the config's data; stores: whether verdicts of
+    examples: rows by split, or those to learn from, in place of the config's data; stores: whether verdicts of
     services are stored. Other arguments: as in open_run.
     """
     with Checks(outer) as check:
@@ -120,8 +120,8 @@ def open_run(
 ) -> Run:
     """The Run of a training in workdir, or the Run of its branch; writes nothing, compiles nothing, reads no data.
 
-    algorithm: in the place of the config's; functions: reward functions by name; steered: allowed changes of the
-    config, and the branch, see train.run; outer: Checks that raise in the place of these, and the Run may have UNMADE
+    algorithm: in place of the config's; functions: reward functions by name; steered: allowed changes of the
+    config, and the branch, see train.run; outer: Checks that raise in place of these, and the Run may have UNMADE
     parts then. Raises BadInput for all in the config that cannot work.
     """
     steered = steered or Steering()
@@ -164,7 +164,7 @@ def open_config(
 ) -> Run:
     """The Run of a config in a workdir, without an algorithm; writes nothing.
 
-    folder: the model's files, in the place of config.model.path; functions: reward functions by name; origins: the data
+    folder: the model's files, in place of config.model.path; functions: reward functions by name; origins: the data
     that a new run is to read, where the workdir records none; head: whether the model may be a reward model; steered:
     allowed changes of the config; outer: as in open_run. Raises BadInput for all that is wrong with the workdir, the
     config, the model's files, the mesh and the rewards.
@@ -580,7 +580,7 @@ def make_weights(run: Run) -> Any:
 
 
 def make_policy(run: Run, weights: Any = None) -> Any:
-    """The policy's first parameters on the mesh, with its adapters; weights: float32, in the place of the model's."""
+    """The policy's first parameters on the mesh, with its adapters; weights: float32, in place of the model's."""
     source, config = run.settings.model, run.model.config
     weights = make_weights(run) if weights is None else weights
     if not source.lora.rank:
@@ -661,7 +661,7 @@ def refuse_fewer_steps(steps: int, done: int) -> None:
 def make_workdir(run: Run, step: int | None, folder: str = '') -> None:
     """Records a Run in its workdir: environment, model's config and tokenizer, data, pieces, amendments, config.json.
 
-    step: from which the run goes on, for the events of amendments; folder: in the place of the workdir. Call it after
+    step: from which the run goes on, for the events of amendments; folder: in place of the workdir. Call it after
     all checks, so that a refused config changes nothing. config.json is written last: without it a folder holds no run.
     Raises CannotWrite when the disk refuses a file.
     """

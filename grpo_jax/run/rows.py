@@ -157,7 +157,7 @@ def describe_reward(row: Mapping[str, Any]) -> str:
     """The reward of a dumped completion in words, like '0.4 = numeric 1 + 0.5 x overlong -1.2, right'.
 
     row: of rollout_rows. A single term of weight 1 is left out, and so is a verdict that the reward says too. What was
-    learned from in the place of the reward is named.
+    learned from in place of the reward is named.
     """
     reward = row.get('reward')
     text = 'no reward' if reward is None else f'{reward:.3g}'

@@ -247,7 +247,7 @@ def kind_of(key: str) -> Kind:
 
 
 def recorded_form(config: Any) -> dict[str, Any]:
-    """A config as config.json has it: lists in the place of tuples. Raises BadInput for a number that is too long."""
+    """A config as config.json has it: lists in place of tuples. Raises BadInput for a number that is too long."""
     try:
         return json.loads(json.dumps(config.to_dict(), default=str))
     except ValueError as error:
@@ -365,7 +365,7 @@ class Settings(NamedTuple):
     def from_config(cls, config, outer: Checks | None = None):
         """Settings of a config. Raises BadInput for all values that cannot work with any model.
 
-        outer: Checks that raise in the place of these; sections that were refused are UNMADE then.
+        outer: Checks that raise in place of these; sections that were refused are UNMADE then.
         """
         ranges.check_finite(config)
         keys = ranges.keys_of(Keys)

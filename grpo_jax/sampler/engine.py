@@ -162,7 +162,7 @@ class Engine:
         return self
 
     def send(self, params: Any) -> Sent:
-        """Sends a policy to the sampler's devices, and returns at once; `sample` takes a Sent in the place of params.
+        """Sends a policy to the sampler's devices, and returns at once; `sample` takes a Sent in place of params.
 
         With mesh.sampler the Sent is a copy, so that an update may then take the memory of params.
         """

@@ -49,7 +49,7 @@ def export(
 
     out: a new folder; dtype: 'float32' or 'bfloat16'; trust: the code files that the run's config names may run;
     adapter: write the adapters alone, as a peft folder, in place of merged weights; push: ORG/NAME on the hub to upload
-    the folder to; step: of the checkpoint, in the place of the newest. Raises BadInput before anything is written when
+    the folder to; step: of the checkpoint, in place of the newest. Raises BadInput before anything is written when
     this cannot work, the upload included.
     """
     if os.path.exists(out):
@@ -197,7 +197,7 @@ def _figures_table(evaluation) -> str:
 
 
 def _settings_table(config) -> str:
-    """The Markdown table of the settings that differ from default.py, but for the sections UNMENTIONED."""
+    """The Markdown table of the settings that differ from default.py, except for the sections UNMENTIONED."""
     changes = steering.differences(recorded_form(config_file.read_defaults()), config)
     changes = [change for change in changes if change.key.split('.')[0] not in UNMENTIONED]
     return _table(['key', 'value'], [[change.key, change.new] for change in changes])

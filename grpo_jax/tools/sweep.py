@@ -83,7 +83,7 @@ def run(
     get_config: get_config([preset]) of an experiment's file; presets: names in configs/algorithms, or FILE.py; seeds:
     how many, from 0; workdir: the run of a preset and a seed is in workdir/<preset>/<seed>; variants: algorithms by
     name, such as a notebook's, which train on get_config(); functions: rewards by name that config.reward.parts may
-    list; examples: rows in the place of the config's data, as train.run takes them. A run that ends with BadInput or
+    list; examples: rows in place of the config's data, as train.run takes them. A run that ends with BadInput or
     FloatingPointError counts as failed, and the sweep goes on. Raises BadInput before the first run for pieces that
     cannot work, and for settings, pieces or a function other than those of a run that was begun here.
     """

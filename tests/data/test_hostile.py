@@ -246,7 +246,7 @@ def test_a_decimal_is_written_without_zeros_behind(tmp_path):
     assert [row.answer for row in read(tmp_path)] == ['18', '0.1', '100']
 
 
-# values that stand in the place of any JSON value, and texts that stand in the place of any JSON file
+# values that stand in place of any JSON value, and texts that stand in place of any JSON file
 WRONG = [None, True, 0, -1, 1.5, 10**30, math.nan, '', 'x', [], {}, [[]], ['x', 1], {'x': 1}]
 TEXTS = [b'', b'{', b'[]', b'null', b'1', b'"x"', b'\xff\xfe', b'[' * 100000, b'{"a": 1, }', b'<html>', b'{}', bytes(9)]
 

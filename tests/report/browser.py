@@ -121,7 +121,7 @@ class Page:
         return [event['params'] for event in self._events() if event['method'] in kinds]
 
     def requests(self):
-        """The addresses that were asked for, but for the page itself and data: addresses."""
+        """The addresses that were asked for, except for the page itself and data: addresses."""
         sent = [e['params']['request']['url'] for e in self._events() if e['method'] == 'Network.requestWillBeSent']
         return [url for url in sent[1:] if not url.startswith('data:')]
 

@@ -45,7 +45,7 @@ def source(folder, **changes):
 
 
 def reward(texts, examples, folder, **changes):
-    """model.reward with PLAIN, but for changes of it or of OPTIONS."""
+    """model.reward with PLAIN, except for changes of it or of OPTIONS."""
     place = {name: value for name, value in changes.items() if name in OPTIONS}
     options = PLAIN | {name: value for name, value in changes.items() if name not in OPTIONS}
     return model.reward(texts, examples, source=source(folder, **place), models=MODELS, **options)

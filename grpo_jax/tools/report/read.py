@@ -116,7 +116,7 @@ def read_run(folder: str) -> Run:
 
 
 def read_lines(path: str, notes: list[str]) -> Rows:
-    """Returns the objects in a file's lines; adds a note for each other line, but for an unfinished last line."""
+    """Returns the objects in a file's lines; adds a note for each other line, except for an unfinished last line."""
     rows = []
     if not os.path.isfile(path):
         return rows

@@ -47,7 +47,7 @@ def make_row(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a completion with short keys, for JSON.
 
     c text, r reward, v verdict, w terms of the reward as [value, weight], p parts of a dump without weights, u what was
-    learned from in the place of the reward, a advantage, n length, t truncated, k tokens; NUMBERS has the keys of
+    learned from in place of the reward, a advantage, n length, t truncated, k tokens; NUMBERS has the keys of
     numbers by token. The text is left out when the tokens contain it, and so is a list without one entry for each
     token.
     """
