@@ -47,12 +47,13 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
         )
         aged = np.array([0 < options.max_age <= step - group.since for group in dealt])
 
+        judged = np.concatenate([group.judged for group in dealt])
         before = stack([group.rollout for group in dealt])
         first = np.array([group.first for group in dealt], np.int32)
         asked_for = engine.put(as_prompts(drawer, dealt).replace(first=first))
         rollout, stats = engine.go_on(
             state.params, engine.put(before), asked_for, key, step, Enough(prompts, aged),
-            reported=np.concatenate([group.judged for group in dealt]), finished=stream.add, progress=progress,
+            finished=lambda row, *ended: judged[row] or stream.add(row, *ended), progress=progress,
         )  # fmt: skip
         after, places = processes.fetch(rollout), np.argsort(order)  # the place of each group
         groups = [group._replace(rollout=rows_of(after, places[i], size)) for i, group in enumerate(groups)]

@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 from grpo_jax.errors import NO_VALUE, BadInput
 from grpo_jax.ranges import Count, Free, Natural, NotNegative, Seconds, Share
 from grpo_jax.rewards.custom import RewardError
+from grpo_jax.rewards.resources import Services
 from grpo_jax.rewards.scoring import LONGEST, Refused, pause_before
-from grpo_jax.rewards.verdicts import Services, Store
+from grpo_jax.rewards.verdicts import Store
 
 VERDICTS, UNANSWERED = 'verdicts.jsonl', 'unanswered.jsonl'  # files in a workdir
 MOST_BYTES = 2**20  # of an answer

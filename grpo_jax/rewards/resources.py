@@ -7,7 +7,6 @@ import threading
 from typing import Any
 import weakref
 
-from grpo_jax.rewards.verdicts import Services
 from grpo_jax.workers import Pool, Sandbox
 
 LEAVE_SECONDS = 5  # that the coroutines have to end
@@ -67,14 +66,18 @@ def _stop_loop(loop):
         loop.call_soon_threadsafe(loop.stop)
 
 
+class Services(dict):
+    """Clients of services by the part that asks them, see rewards.remote.client."""
+
+    stores = True  # whether their verdicts are stored; else they are known until the clients are gone
+
+
 class Resources:
     """Threads, processes and models that a run's rewards share; each starts when first needed and ends with close."""
 
     def __init__(self, *, workers: int, deadline: float, memory_gib: float):
-        """Starts nothing yet.
-
-        workers: judging threads, and the most worker processes; deadline: seconds that a call in a process may take;
-        memory_gib: GiB of memory of a process.
+        """workers: judging threads, and the most worker processes; deadline: seconds that a call in a process may take;
+        memory_gib: GiB of memory of a process. Nothing starts yet.
         """
         self.threads = concurrent.futures.ThreadPoolExecutor(workers, 'reward')
         self.pool = Pool(workers, deadline=deadline, memory_gib=memory_gib)

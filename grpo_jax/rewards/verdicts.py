@@ -14,12 +14,6 @@ from grpo_jax.hosts import files
 BLOCK = 1 << 24  # bytes that are indexed at once
 
 
-class Services(dict):
-    """Clients of services by the part that asks them, see rewards.remote.client."""
-
-    stores = True  # whether their verdicts are stored; else they are known until the clients are gone
-
-
 class Store:
     """Records by key in a file of lines; threads and processes may use it at once, and may be killed at any moment.
 

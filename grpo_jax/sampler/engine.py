@@ -210,21 +210,19 @@ class Engine:
         step: Any,
         enough: Callable[[np.ndarray], bool],
         *,
-        reported: np.ndarray,
         finished: Finished | None = None,
         progress: Progress | None = None,
     ) -> tuple[Rollout, Stats]:
         """Gives all unfinished rows equally many tokens, a multiple of CUT, until `enough`; returns (Rollout, Stats).
 
         rollout: rows as they are, of a schedule that carries; those of the first prompts of each shard may have tokens.
-        A row's version[:, 0] is the step in which it was admitted, which chooses its noise. reported: bool[B], rows for
-        which `finished` was called before. Other arguments as in `sample`, but it is not called for rows that pause.
+        A row's version[:, 0] is the step in which it was admitted, which chooses its noise. Other arguments as in
+        `sample`, but `finished` is called for rows that had ended before too, and not for rows that pause.
         """
         sent, earlier = self.send(params).policy, int(processes.fetch(rollout.completion_mask).sum())
         with self._turn():
             state = self.programs.resume_state(rollout, prompts, key, CUT)
             ongoing = _Ongoing(self.programs.weights(sent), state, step, finished, progress, enough)
-            ongoing.reported = reported[self.programs.read_rows(state)[0]]
             rollout, stats = self._finish_rows(sent, ongoing, self.schedule.prompts)
             stats.tokens -= earlier
             return rollout, stats
