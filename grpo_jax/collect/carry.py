@@ -51,8 +51,8 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
         first = np.array([group.first for group in dealt], np.int32)
         asked_for = engine.put(as_prompts(drawer, dealt).replace(first=first))
         rollout, stats = engine.go_on(
-            state.params, engine.put(before), asked_for, key, step, Enough(prompts, aged, judged),
-            finished=stream.add, progress=progress,
+            state.params, engine.put(before), asked_for, key, step, Enough(prompts, aged),
+            finished=lambda row, *ended: judged[row] or stream.add(row, *ended), progress=progress,
         )  # fmt: skip
         after, places = processes.fetch(rollout), np.argsort(order)  # the place of each group
         groups = [group._replace(rollout=rows_of(after, places[i], size)) for i, group in enumerate(groups)]

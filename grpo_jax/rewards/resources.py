@@ -76,10 +76,8 @@ class Resources:
     """Threads, processes and models that a run's rewards share; each starts when first needed and ends with close."""
 
     def __init__(self, *, workers: int, deadline: float, memory_gib: float):
-        """Starts nothing yet.
-
-        workers: judging threads, and the most worker processes; deadline: seconds that a call in a process may take;
-        memory_gib: GiB of memory of a process.
+        """workers: judging threads, and the most worker processes; deadline: seconds that a call in a process may take;
+        memory_gib: GiB of memory of a process. Nothing starts yet.
         """
         self.threads = concurrent.futures.ThreadPoolExecutor(workers, 'reward')
         self.pool = Pool(workers, deadline=deadline, memory_gib=memory_gib)

@@ -49,7 +49,6 @@ class Enough(NamedTuple):
 
     groups: int
     waited_for: np.ndarray  # bool[P]
-    reported: np.ndarray  # bool[B], rows that `finished` was called for before
 
     def __call__(self, ended: np.ndarray) -> bool:
         """Whether they pause; ended: bool[B], which rows of all processes have ended."""
@@ -221,7 +220,7 @@ class Engine:
 
         A row keeps the noise of the step in which it began (version[:, 0]): with the same weights it gets the tokens
         that it would have got without the pause. New tokens carry version `step`. Other arguments are as in `sample`,
-        but `finished` is called for the rows alone that end now.
+        but `finished` is called for rows that had ended before too, and not for rows that pause.
 
         until: an int or i32[B], the most tokens that a row gets; None: to the end. Or enough(ended bool[B]), of a
             schedule that carries, where rows of the first prompts of each shard may have tokens: all unfinished rows
@@ -232,8 +231,6 @@ class Engine:
         with self._turn():
             state = self.programs.resume_state(rollout, prompts, key, CUT if enough else until)
             ongoing = _Ongoing(self.programs.weights(sent), state, step, finished, progress, enough)
-            numbers, _, _, ended, _ = self.programs.read_rows(state, pauses=enough is not None)
-            ongoing.reported = until.reported[numbers] if isinstance(until, Enough) else ended
             rollout, stats = self._finish_rows(sent, ongoing, self.schedule.prompts)
             stats.tokens -= earlier
             return rollout, stats
