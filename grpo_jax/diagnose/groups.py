@@ -32,7 +32,7 @@ DEAD = {
 
 
 def dead_run(rows: Rows, context: Context) -> Sign | None:
-    """All groups were dead in each of the last `patience` steps; None where most of them were all right."""
+    """All groups were dead in each of the last `patience` steps, and not because most of them were all right."""
     count = context.options.patience
     recent = rows[-count:]
     dead = [row.get('dead_groups') == 1 or row.get('advantage_abs') == 0 for row in recent]
