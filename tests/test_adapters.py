@@ -240,7 +240,7 @@ def test_a_run_whose_sampler_does_not_merge_ends(long, tmp_path, monkeypatch):
             dict(collection__reference='polyak', collection__reference_every=2),
             "collection.reference = 'polyak': the mean of two adapters",
         ),
-        (dict(reference__path='configs/models/characters'), 'reference.path = .*shares'),
+        (dict(reference__path='configs/models/characters'), 'reference.path = .*cannot be another model'),
         (dict(model__lora__path='nowhere'), 'adapter_config.json'),
         (dict(model__path='configs/models/characters'), 'has no model.safetensors'),
     ],

@@ -276,7 +276,7 @@ def test_the_commands_flags_are_keys_of_the_evaluation():
     with doc_examples.parsed('evaluate', ['--config=arithmetic', '--config.evaluation.top_p=0.7']):
         assert doc_examples.flags.FLAGS.config.evaluation.top_p == 0.7
     done = command('--workdir=w', '--config.rollout.top_p=0.7')
-    assert done.returncode == 2 and 'a recorded run keeps its settings, except for the keys in --help' in done.stderr
+    assert done.returncode == 2 and 'a recorded run keeps its settings, except for keys in --help' in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def events(monkeypatch):
 
     def log_and_tell(self, step, *rest):
         log(self, step, *rest)
-        happened.append(('row', f'{self._title} {step}'))
+        happened.append(('row', f'{self.title} {step}'))
 
     monkeypatch.setattr(compiled.Executable, 'lower', lower_and_tell)
     monkeypatch.setattr(Loop, 'log', log_and_tell)

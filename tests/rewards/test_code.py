@@ -271,8 +271,8 @@ def test_malformed_rows_are_named(written, name, row, message):
 @pytest.mark.parametrize(
     'options, message',
     [
-        ({'split': 'train', 'name': 'humaneval'}, 'has no split train, only test'),
-        ({'split': 'dev', 'name': 'mbpp'}, 'has no split dev, only prompt'),
+        ({'split': 'train', 'name': 'humaneval'}, 'has no split train; set .* to one of test'),
+        ({'split': 'dev', 'name': 'mbpp'}, 'has no split dev; set .* to one of prompt'),
         ({'split': 'test', 'name': 'apps'}, r"data\.options\.name = 'apps': choose one of humaneval"),
         ({'split': 'test', 'name': 'mbpp'}, r'data\.options\.folder'),
     ],
