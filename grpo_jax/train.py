@@ -146,7 +146,8 @@ def run(
 def check(config, workdir, algorithm=None, functions=None, steering=None, examples=None) -> tuple[Run, data.Splits]:
     """The Run of these arguments, as `run` opens it, and its splits; writes nothing, and compiles nothing.
 
-    Raises BadInput for all that would end the run before its first step, failures of the gold self-test among it.
+    Raises BadInput for all that would end the run before its first step and can be found so, failures of the gold
+    self-test among it: not for a teacher's changed weights, nor for other programs. Asks services that judge.
     """
     with Checks() as checks:
         run, splits = open_training(config, workdir, algorithm, functions, steering, checks, examples, stores=False)
