@@ -149,10 +149,8 @@ def refuse_unused_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping
             for number in pieces.numbers(piece):
                 readers[number].append(f'{chooser} {name}')
     for path, marks in ranges.marks_of(type(algorithm), 'algorithm').items():
-        number, unmet = (
-            path.partition('.')[2],
-            [str(mark) for mark in marks if not mark.holds({'algorithm': algorithm})],
-        )
+        number = path.partition('.')[2]
+        unmet = [str(mark) for mark in marks if not mark.holds({'algorithm': algorithm})]
         readers[number] += unmet
         read |= set() if unmet else {number}
     for key in (key for key in section if key not in {*read, *modules, *CHOICES}):

@@ -253,7 +253,7 @@ def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, floa
 
 
 def draw_shapes(options: CollectOptions, shapes: batches.Shapes, prompts_per_step: int) -> batches.Shapes:
-    """The Shapes of a rollout: a step's, with rows for the groups that are under way besides those of the step.
+    """Returns the Shapes of a rollout, which has the groups of a step and `in_flight` groups more.
 
     With allocation 'uncertainty' a rollout has one unit of completions for each prompt.
     """

@@ -376,7 +376,8 @@ def head_weights(params: Params, c: ModelConfig) -> Params:
 @jax.named_scope('head')
 def unembed(params: Params, hidden: Float[Array, '... D'], c: ModelConfig) -> Float[Array, '... V']:
     """Float32 logits of hidden states; params may be head_weights alone."""
-    spec, (weights,) = '...d,vd->...v' if c.tie_embeddings else '...d,dv->...v', head_weights(params, c).values()
+    spec = '...d,vd->...v' if c.tie_embeddings else '...d,dv->...v'
+    (weights,) = head_weights(params, c).values()
     return _finish_logits(matmul(spec, hidden, weights, preferred_element_type=jnp.float32), c)
 
 

@@ -367,10 +367,7 @@ def _make_part(name, module, weight, bind, own):
 
 
 def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
-    """Raises BadInput where an example lacks a column that a reward needs.
-
-    Also where reward.by_source names a source from which no example comes.
-    """
+    """Raises BadInput where an example lacks a column of a reward, or a source of reward.by_source has no example."""
     present = {str(example.meta.get('source')) for example in examples}
     for source in reward_functions.by_source:
         if source not in present:

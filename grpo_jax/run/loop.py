@@ -201,10 +201,11 @@ class Shell:
         signals = self._stack.enter_context(contextlib.ExitStack())
         listening = signals.enter_context(Signals(settings.log.hang_after))
         return Loop(
-            self, self._workdir, title, range(first, steps),
-            settings.log.rollouts, settings.checkpoint.every, settings.learning.max_bad_steps,
-            writer, dropped, monitors, trace, listening, signals.close,
-            make_waits(settings.config, context.acts), make_dump(run), on_step,
+            shell=self, workdir=self._workdir, title=title, numbers=range(first, steps),
+            dump_every=settings.log.rollouts, save_every=settings.checkpoint.every,
+            most_skipped=settings.learning.max_bad_steps, writer=writer, dropped=dropped, monitors=monitors,
+            trace=trace, signals=listening, close_signals=signals.close, on_step=on_step,
+            waits=make_waits(settings.config, context.acts), dump=make_dump(run),
         )  # fmt: skip
 
     def save(self, state: TrainState) -> None:

@@ -61,7 +61,7 @@ class Observers(NamedTuple):
 
 
 def make_observers(run: Any, learner: Learner) -> Observers:
-    """The Observers of a Run: of config.log the KL to a reference and the probe, of config.collection the agreement."""
+    """The Observers of a Run: config.log turns on the KL and the probe, steps that do not wait the agreement."""
     log, shapes = run.settings.log, run.settings.step_shapes(run.algorithm)
     observers, programs = [], {}
     if not run.algorithm.needs_reference and log.kl_every:
