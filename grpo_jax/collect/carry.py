@@ -92,7 +92,8 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
             settled, failure = settle()
             return [settled[place] for place in left], failure
 
-        going_on = [groups[place]._replace(judged=ended_rows(groups[place].rollout)) for place in left]  # or soon
+        # the rewards of rows that have ended are on their way, so that the next step need not judge them
+        going_on = [groups[place]._replace(judged=ended_rows(groups[place].rollout)) for place in left]
         pending = Pending(
             lambda: {'carried': pack_groups(settle_left()[0], {'begun': begun})}, (going_on, settle_left, begun)
         )
