@@ -65,7 +65,7 @@ def main():
         os.makedirs(workdir)
         begun, _ = open_training(config, workdir)
         make_workdir(begun, 0)
-        assert begun.contents.recorded == contents.recorded
+        assert begun.contents.digests == contents.digests
         timed('opens all of it again (resume)', lambda: open_training(config, workdir))
 
 

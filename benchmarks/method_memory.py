@@ -38,7 +38,7 @@ def make_plan(preset: str, model: str, topology: str) -> plan.PlannedRun:
 
 def held(planned: plan.PlannedRun) -> tuple[int, ...]:
     """Bytes on a device of a plan's policy, optimizer, reference and critic; nothing is compiled."""
-    state = planned.learner.state
+    state = planned.learner.abstract_state
     parts = (state.params, state.opt_state, state.ref_params, state.aux.get('critic'))
     return tuple(map(compiled.device_bytes, parts))
 

@@ -63,7 +63,7 @@ def main():
         )
         print(
             f'{preset:8} remat {remat:5} offload {"+".join(offload) or "-":20} '
-            f'state {compiled.device_bytes(learner.state) / 2**20:7.0f}  {needs(learner.update.program)}  '
+            f'state {compiled.device_bytes(learner.abstract_state) / 2**20:7.0f}  {needs(learner.update.program)}  '
             f'compiled in {time.monotonic() - started:.0f} s',
             flush=True,
         )

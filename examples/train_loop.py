@@ -95,7 +95,7 @@ def run(workdir, fsdp=1, steps=STEPS):
 
     # 3. The first state: of the newest checkpoint, or after imitation.
     with contextlib.closing(checkpoint.manager(workdir, keep=2)) as checkpoints:
-        state = checkpoint.restore(checkpoints, learner.state)
+        state = checkpoint.restore(checkpoints, learner.abstract_state)
         if state is None:
             shardings = specs.params(transformer.param_table(model_config), mesh)
             draw = jax.jit(transformer.init, static_argnums=1, out_shardings=shardings)

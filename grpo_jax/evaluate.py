@@ -89,16 +89,17 @@ class Evaluator(NamedTuple):
         return {name: float(np.nanmean(values)) for name, values in figures.items() if np.isfinite(values).any()}
 
 
-def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int) -> Evaluator:
+def make_evaluator(run: Run, dataset: data.Dataset, split: str, samples: int = 0) -> Evaluator:
     """Returns a Run's Evaluator, with programs that are not compiled yet.
 
-    dataset, split: the split and its name; samples: completions a prompt. The prompts are evaluation.prompts of the
-    split, spread evenly. Raises BadInput for samples below 1.
+    dataset, split: the split and its name; samples: completions a prompt, 0 for evaluation.samples. The prompts are
+    evaluation.prompts of the split, spread evenly. Raises BadInput for negative samples.
     """
-    if samples < 1:
+    if samples < 0:
         raise BadInput('evaluation.samples', samples, 'must be at least 1; raise it')
     rewards.check_parameters(run.rewards, dataset.examples)
     settings, sampling = run.settings, run.settings.evaluation.sampling(run.settings.sampling)
+    samples = samples or settings.evaluation.samples
     check_context(settings.data.max_prompt_tokens + sampling.max_tokens, run.model.folder, 'evaluation.max_tokens')
     dataset = data.pick(dataset, data.spread(len(dataset.examples), settings.evaluation.prompts))
     shapes = make_shapes(run, samples + 1, len(dataset.examples), sampling)
@@ -339,7 +340,7 @@ def open_report(policy: Policy, samples: int, split: str) -> tuple[dict[str, Any
     """Evaluates a Policy. Returns (content of evaluation.json, rows of completions.jsonl); samples 0: as configured."""
     run, settings = policy.run, policy.run.settings
     dataset = open_split(run, split)
-    evaluator = make_evaluator(run, dataset, split, samples or settings.evaluation.samples)
+    evaluator = make_evaluator(run, dataset, split, samples)
     gold.try_out(run.rewards, dataset.examples)
     evaluator.engine.compile()
     params, model = policy.load()

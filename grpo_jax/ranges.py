@@ -100,7 +100,7 @@ class ReadWith:
 
     others: paths of such values with blanks between, of which one is enough: 'collection.dead_groups', '.dead_groups'
     in the same section, or a property of the options or of the Algorithm, like 'algorithm.needs_values'. values: those
-    with which the key is read, or one of which a set has; without them, all that are not empty, and behind a '!' all
+    with which the key is read, or one of which a set has; without them, all that are not empty, and after a '!' all
     that are. words: what reads the key, for messages, where the path does not say it.
     """
 

@@ -162,9 +162,9 @@ def make_trained(
     """
     settings, learner, origins = run.settings, training.learner, run.settings.data.origins
     with Shell(run.workdir, keep=1) as shell:
-        barrier(shell.newest, settings.recorded, origins, {'update': training.program}, run.contents.recorded)
+        barrier(shell.newest, settings.recorded, origins, {'update': training.program}, run.contents.digests)
         make_workdir(run, shell.newest)
-        state = open_state(run, shell.checkpoints, learner.state) or training.initial()
+        state = open_state(run, shell.checkpoints, learner.abstract_state) or training.initial()
         if compiler is not None:
             compiler.wait('the cold start')
         loop = shell.open_loop(run, state, settings.supervised.updates, title, shown=('loss',), on_step=on_step)

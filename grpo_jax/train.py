@@ -8,6 +8,8 @@ Examples:
 """
 
 # Where the parts of a step are:
+#   its devices      sharding/mesh.py (choose, make); what lies on them how: sharding/specs.py (params, by the axes that
+#                    models/transformer.py (param_table) names; over_rows), learner/programs.py (_abstract_state)
 #   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk)
 #   without waiting  collect/carry.py (make_carry), collect/schedule.py (sample_ahead), collect/pending.py (Pending)
 #   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device;
@@ -16,10 +18,15 @@ Examples:
 #                    rewards/custom.py (check_results) of your own
 #   the advantage    learner/experience.py (make_experience), algorithms/advantage_inputs.py (compute_advantages),
 #                    algorithms/advantages.py (group_norm); of dead groups collect/select.py (find_dead)
-#   the loss         learner/update.py (make_gradient), algorithms/losses.py (prepare: its weights; token_losses),
-#                    algorithms/surrogates.py (clip), algorithms/weights.py (sequence_mean)
+#   the loss         learner/update.py (make_gradient), algorithms/losses.py (prepare: its weights; token_losses); of
+#                    its pieces preset NAME chooses, in configs/algorithms/NAME.py: algorithms/surrogates.py (clip),
+#                    algorithms/kl.py (k3), algorithms/weights.py (sequence_mean), algorithms/corrections.py (truncated)
 #   its agreement    with the sampler: algorithms/losses.py (metrics: sampler_gap_*), run/observers.py
 #   the optimizer    learner/descent.py (descend)
+#   the reference    collect/policies.py: the first (load_reference), a new one (make_renewal)
+#   a diagnosis      diagnose/groups.py (dead_run) and other signs, diagnose/monitors.py: which of them speaks,
+#                    run/loop.py (Monitors) with which command
+#   a signal         run/signals.py (Signals), run/loop.py (finish)
 #   a checkpoint     types.py (TrainState) lists what is in it, run/loop.py (finish) says when,
 #                    run/checkpoint.py (save, restore), run/open.py (open_state) resumes from it
 
@@ -57,7 +64,7 @@ from grpo_jax.types import Experience, Rollout, TrainState
 
 
 @owns_workdir  # holds its lock until the end
-@serves_sampler  # where mesh.sampler names devices of other processes, these do not run it: they sample for the others
+@serves_sampler  # processes whose devices mesh.sampler names do not run it: they sample for the others, and return None
 def run(
     config, workdir, algorithm=None, functions=None, profile=None, steering=None, on_step=None, examples=None
 ) -> TrainState:
@@ -68,28 +75,28 @@ def run(
     the run was begun with another config, like Steering(amend=True) or Steering(branch=folder); on_step(step, row) is
     called after each step with its row of metrics.jsonl; an exception in it ends the run, saved; examples: {'train':
     rows, 'test': rows} in place of the config's data: dicts, whose columns are read like those of files, or Examples.
-    After a signal, the step in progress is finished and saved, and Stopped is raised. Raises BadInput before any device
-    work when a setting cannot work.
+    After a signal, the step in progress is finished and saved, and Stopped is raised; a command that has not finished
+    a step yet ends at once. Raises BadInput before any device work when a setting cannot work.
     """
-    # Model, tokenizer, rewards, mesh; data to learn from and to be evaluated on. All that is wrong is refused at once.
+    # Model, tokenizer, rewards, mesh; data to learn from and to be evaluated on. What is wrong with them is refused at
+    # once; the makers of the participants below refuse what only they can find.
     run, splits = open_training(config, workdir, algorithm, functions, steering, examples=examples)
     settings, algorithm = run.settings, run.algorithm  # typed values; the argument, or the config's
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
-    # What TrainState.aux keeps beside the learner's own, as shapes: the place in the data, means of earlier rewards of
-    # each example, ...
+    # Shapes of what TrainState.aux keeps beside the learner's own: the place in the data, each example's rewards, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
     learner = make_run_learner(run, aux)  # packs rows, computes the policy's and the reference's logprobs, updates
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # the learner's, and a teacher's
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # the learner's, a teacher's, or the engine's own
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
-    evaluator = evaluate.make_evaluator(run, splits.test, 'test', settings.evaluation.samples)
+    evaluator = evaluate.make_evaluator(run, splits.test, 'test')  # samples held-out prompts, with noise of its own
 
     # The compiled programs on whose results the run depends: alike on all hosts, and on record.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
-    # Only with steering.branch, which names run.workdir: makes that folder from the run in workdir.
+    # With steering.branch=FOLDER, run.workdir is FOLDER, and begins with what fits of the state of the run in workdir.
     branch.make_branch(run, workdir, learner)
 
     with (
@@ -97,28 +104,28 @@ def run(
         BackgroundCompiler() as compiler,  # compiles while weights are read
         Shell(run.workdir, settings.checkpoint.keep, settings.checkpoint.best) as shell,  # its checkpoints and files
     ):
-        # All hosts have the same step, config, data and programs, or the run ends here.
-        barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.recorded)
+        # All hosts have the same newest step, config, data, programs and files of the user's, or the run ends here.
+        barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.digests)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
         if shell.newest is not None or not settings.supervised.updates:  # a cold start compiles its own programs first
             compiler.start()
-        # The newest checkpoint in the workdir, in the form of learner.state; what an amended number has made begins
-        # anew. Without one, the policy of the model, or what the cold start makes of it.
-        state = open_state(run, shell.checkpoints, learner.state, learner.initial)
+        # The newest checkpoint, put on the mesh; where a setting was amended, the parts that it shapes begin anew.
+        state = open_state(run, shell.checkpoints, learner.abstract_state, learner.initial)
+        # Without one, the model's policy, or what the cold start, a run of its own, makes of it.
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
-        compiler.wait('what a step and an evaluation run')
-        check_programs(run.workdir, settings.recorded, programs)  # with the last start's, where all else is the same
-        make_workdir(run, int(state.step))  # writes config.json and all else, now that nothing can be refused
+        compiler.wait('the programs of a step and an evaluation')
+        check_programs(run.workdir, settings.recorded, programs)  # with equal settings they are those of the last start
+        make_workdir(run, int(state.step))  # config.json and what else tells of the run: from now on nothing is refused
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
-        renew_reference = make_renewal(run, shell.checkpoints, learner.state)  # reads the new one from a checkpoint
-        loop = shell.open_loop(run, state, settings.steps, 'train', profile=profile, on_step=on_step)
+        renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)  # from a checkpoint
+        loop = shell.open_loop(run, state, settings.steps, title='train', profile=profile, on_step=on_step)
 
         for step in loop.steps():
             loop.evaluate_if_due(step, settings.evaluation.every, evaluator, state)
 
             with loop.stage('sample'):  # rewards are computed on the host while other rows still decode
                 state, renewed = renew_reference(state)  # at the steps that collection.reference_every names
-                draw, state = collector.collect(state, loop.progress)
+                draw, state = collector.collect(state, loop.show_progress)
 
             with loop.stage('reward'):  # logprobs first: the devices compute them while the last rewards are awaited
                 packed = learner.pack(draw.rollout)  # rows without padding; None where the config pads them
@@ -134,7 +141,7 @@ def run(
                 # left to right: measured on the host while the devices update
                 row |= measure(step, draw, rewarded, experience) | renewed | observed | jax.device_get(learned)
 
-            loop.dump_if_due(step, draw, rewarded, experience)
+            loop.dump_if_due(step, draw, rewarded, experience)  # completions and what was learned from them
             loop.log(step, row, speeds(draw, loop.seconds))
             loop.finish(step, state, row, experience)  # a checkpoint where one is due; stops after a signal
 
@@ -159,7 +166,7 @@ def check(config, workdir, algorithm=None, functions=None, steering=None, exampl
             checks(demonstrations.find, splits.train, tokenizer, fields, settings.data, settings.sampling)
         collector = checks(make_collector, run, splits)
         checks(make_run_learner, run, collector.aux)
-        checks(evaluate.make_evaluator, run, splits.test, 'test', settings.evaluation.samples)
+        checks(evaluate.make_evaluator, run, splits.test, 'test')
     return run, splits
 
 
@@ -179,7 +186,9 @@ def make_first_state(
     """
     gold.check(run.rewards, examples)
     policy = supervised.cold_start(run, train, functions, steering, compiler.step)
-    return load_reference(learner.initial(policy), learner.state, run.settings.reference.path, run.model.config)
+    return load_reference(
+        learner.initial(policy), learner.abstract_state, run.settings.reference.path, run.model.config
+    )
 
 
 def make_experience_stage(

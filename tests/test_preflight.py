@@ -366,7 +366,7 @@ def test_of_adapters_a_plan_counts_moments_and_a_frozen_model_once(slices, monke
         return plan.make(tiny_run.config(preset='grpo', mesh__fsdp=4, model__dtype='bfloat16', **changes), 'v5e:2x2')
 
     whole, adapted = planned(), planned(model__lora__rank=4)
-    trained, frozen = lora.split(adapted.learner.state.params)
+    trained, frozen = lora.split(adapted.learner.abstract_state.params)
     assert {x.dtype.name for x in jax.tree.leaves(frozen)} == {'bfloat16'}
     (state, params), (_, of_all) = adapted.state_bytes(), whole.state_bytes()
     assert adapted.trained_bytes() == compiled.device_bytes(trained) < of_all / 5 == whole.trained_bytes() / 5
@@ -375,7 +375,7 @@ def test_of_adapters_a_plan_counts_moments_and_a_frozen_model_once(slices, monke
     assert state == pytest.approx(4 * adapted.trained_bytes() + of_all / 2, rel=0.02)
     assert advice.weight_bytes(adapted) == advice.weight_bytes(whole)
     in_int8 = planned(model__lora__rank=4, model__lora__base_dtype='int8')
-    base = [w.base for w in adapted.learner.state.params['layers'].values() if isinstance(w, linear.Adapted)]
+    base = [w.base for w in adapted.learner.abstract_state.params['layers'].values() if isinstance(w, linear.Adapted)]
     halved = params - in_int8.state_bytes()[1]
     assert halved == pytest.approx(compiled.device_bytes(base) / 2, rel=0.1)  # less four bytes of each output's scale
     pretend(monkeypatch, lambda *_: 0)

@@ -139,9 +139,9 @@ def test_the_meter_is_what_the_policy_of_a_checkpoint_says(probed):
     workdir, state = probed
     kept, row = aux_of(state), tiny_run.rows(workdir)[4]
     run, learner, _ = opened(workdir)
-    params = checkpoint.read_tree(checkpoint.path_of(workdir, 4), {'params': learner.state.params}, partial=True)[
-        'params'
-    ]
+    params = checkpoint.read_tree(
+        checkpoint.path_of(workdir, 4), {'params': learner.abstract_state.params}, partial=True
+    )['params']
     now = completion_logprobs(
         params, kept['rollout'], run.model.config, temperature=1.0, chunk=64, remat='none'
     ).logprobs

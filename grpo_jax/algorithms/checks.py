@@ -10,6 +10,7 @@ from jaxtyping import Float
 import numpy as np
 
 from grpo_jax import coming_from, ranges
+from grpo_jax.algorithms import kl as kls
 from grpo_jax.algorithms import pieces
 from grpo_jax.algorithms.group_math import GATES
 from grpo_jax.errors import BadInput
@@ -71,7 +72,7 @@ def check(algorithm: 'Algorithm') -> None:
     """Raises BadInput for an unknown choice, a number out of its range, and a combination that works in no run."""
     kl, placement = pieces.name_of(algorithm.kl), algorithm.kl_placement
     has_kl = 'ref_logprobs' in pieces.reads(algorithm.kl)
-    for_reward = pieces.property_of(algorithm.kl, 'for_reward')
+    for_reward = algorithm.kl is kls.k1  # whose value compute_advantages subtracts
     _check_choices(algorithm)
     _check_numbers(algorithm)
     if for_reward and placement == 'loss':
@@ -172,7 +173,7 @@ def refuse_unreadable(algorithm: 'Algorithm') -> None:
             unknown = [name for name in pieces.reads(piece) if name not in names]
             if unknown:
                 near = difflib.get_close_matches(unknown[0], names, 1)
-                hint = f'; did you mean {near[0]}?' if near else '; a number of the piece stands behind a *'
+                hint = f'; did you mean {near[0]}?' if near else '; a number of the piece stands after a *'
                 remedy = f'reads {unknown[0]}, and may read {", ".join(sorted(names))}{hint}'
                 raise BadInput(f'algorithm.{key}', pieces.name_of(piece), remedy)
 

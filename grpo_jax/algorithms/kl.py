@@ -20,9 +20,8 @@ def none(logprobs: Float[Array, '...']) -> Float[Array, '...']:
     return jnp.zeros_like(logprobs)
 
 
-@pieces.properties(for_reward=True)
 def k1(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
-    """logprobs - ref: unbiased and signed; for a KL in the reward, not in the loss."""
+    """logprobs - ref: unbiased and signed; for a KL in the reward, where no other can stand, and not in the loss."""
     return -_difference(logprobs, ref_logprobs)
 
 

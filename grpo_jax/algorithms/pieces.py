@@ -37,7 +37,6 @@ PROPERTIES = {
     'margin': None,  # of a surrogate of pairs: a function of data -> f32[B], by how much each row's pair is told apart
     'near_one': False,  # a ratio lies within some 1e-3 of 1
     'suits_weights': None,  # the weights that a ratio of whole rows is meant for
-    'for_reward': False,  # a KL estimator is unbiased in value, and its expected gradient is 0
     'clamped_at': math.inf,  # value above which a KL estimator is clamped
     'acts_on': None,  # the tokens bool[B, C] that a regularizer is a mean over, as a function of data; None: all
     'zero_at_first': False,  # a regularizer is 0 while the policy is the old one

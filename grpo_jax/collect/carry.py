@@ -177,7 +177,7 @@ def admit(drawer: Drawer, indices: np.ndarray, step: int, position: int, index: 
     first = drawer.count_earlier_samples(indices) + index * 2**16
     _, prompts = drawer.pick_prompts(indices)
     groups, unjudged = [], (np.zeros(size, bool), drawer.unjudged(size))
-    for place, index in enumerate(np.asarray(indices).tolist()):
+    for place, example in enumerate(np.asarray(indices).tolist()):
         tokens = np.full((size, queries + columns), drawer.sampling.pad_token, np.int32)
         tokens[:, :queries] = prompts.tokens[place]
         version = np.zeros((size, columns), np.int32)
@@ -191,7 +191,7 @@ def admit(drawer: Drawer, indices: np.ndarray, step: int, position: int, index: 
             truncated=np.ones(size, bool),
             version=version,
         )
-        groups.append(PendingGroup(index, step, int(first[place]), position + place, rollout, *unjudged))
+        groups.append(PendingGroup(example, step, int(first[place]), position + place, rollout, *unjudged))
     return groups
 
 

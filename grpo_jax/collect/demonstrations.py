@@ -29,7 +29,7 @@ FIELDS = {'demonstration': str, 'rejected': str, 'steps': list, 'labels': list}
 def find(
     dataset: data.Dataset, tokenizer: Any, fields: Sequence[str], options: data.DataOptions, sampling: Sampling
 ) -> tuple[data.Dataset, list[list[list[int]]]]:
-    """As encode_completions, of the texts in these fields of examples' meta; behind each is the data.find_end of a run.
+    """As encode_completions, of the texts in these fields of examples' meta; after each is the data.find_end of a run.
 
     options, sampling: the run's.
     """

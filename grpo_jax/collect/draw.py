@@ -90,7 +90,7 @@ class Drawer:
     reward_functions: rewards.RewardFunctions
 
     def draw(self, state: TrainState, progress: Progress, index: int = 0) -> tuple[Draw, TrainState]:
-        """Returns (the Draw of the next prompts, the TrainState behind it).
+        """Returns (the Draw of the next prompts, the TrainState after it).
 
         state: of the step, as its earlier draws have left it. progress: see sampler.engine. index: how many draws the
         step has made before. Rewards are computed while other rows still decode.
@@ -248,7 +248,7 @@ def find_retired(options: CollectOptions, aux: dict[str, Any], count: int) -> Bo
 
 
 def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, float]:
-    """Metrics by name: least and most completions of a prompt, and how many were sampled behind exemplars (seeded)."""
+    """Metrics by name: least and most completions of a prompt, and how many were sampled after exemplars (seeded)."""
     return {'group_size_least': int(sizes.min()), 'group_size_most': int(sizes.max()), 'seeded': seeded}
 
 

@@ -91,7 +91,7 @@ def pack_groups(groups: Sequence[PendingGroup], note: Any = None) -> UInt8[np.nd
 
 
 def unpack_groups(data: UInt8[np.ndarray, ' n'], dataset: Dataset, pad_token: int) -> tuple[list[PendingGroup], Any]:
-    """(the groups, the note) that pack_groups has packed; pad_token: fills rows behind their ends."""
+    """(the groups, the note) that pack_groups has packed; pad_token: fills rows after their ends."""
     with np.load(io.BytesIO(np.asarray(data).tobytes()), allow_pickle=False) as file:
         arrays: dict[str, Any] = {name: file[name] for name in file.files}
     note, size, queries, columns = _from_bytes(arrays['note'])

@@ -36,7 +36,7 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
     """
 
     def begin(state, progress):
-        """(what take_draw makes a Draw of, the TrainState behind it)."""
+        """(what take_draw makes a Draw of, the TrainState after it)."""
         if sides is None or drawer.engine is None:
             return collect(state, progress)
         # the update takes the state's memory while the draw is sampled

@@ -1,8 +1,8 @@
 """XRPO's rounds and exemplars (arXiv 2510.06672): samples a step in rounds, each for the prompts that gain most.
 
-In-context seeding: if no completion of a prompt is right, the prompt is sampled again behind exemplars, which are
+In-context seeding: if no completion of a prompt is right, the prompt is sampled again after exemplars, which are
 other prompts with right completions. They come from the same step, so nothing is kept between steps. The completions of
-a seeded prompt are learned from behind the exemplars, and compared with the prompt's other completions. In the paper
+a seeded prompt are learned from after the exemplars, and compared with the prompt's other completions. In the paper
 exemplars come from a corpus; here they are the policy's own.
 """
 
@@ -74,7 +74,7 @@ def seed_unsolved(
     blocks: Sequence[Sequence],
     count: int,
 ) -> tuple[Dataset, int]:
-    """Returns (the Dataset of the owners' prompts, how many of these prompts stand behind exemplars).
+    """Returns (the Dataset of the owners' prompts, how many of these prompts stand after exemplars).
 
     longest: tokens of a prompt, at most. unseeded: the step's P prompts. owners: the number of the prompt that each of
     the S places is for. blocks: for each of the P prompts, its select.Groups so far. count: exemplars, at most.

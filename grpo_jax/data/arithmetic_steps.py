@@ -13,7 +13,7 @@ def examples(split: str, *, digits: Digits, count: Rows, blurts: Share, wrong: S
 
     meta['steps'] lists the columns and the answer of a demonstration, or a blurt's bare answer; one digit of a worked
     demonstration is changed with probability `slips`. meta['labels'] has a label for each step: 1.0 before the first
-    wrong step, 0.0 for this step, None behind it.
+    wrong step, 0.0 for this step, None after it.
     """
     rng = np.random.default_rng((digits, split == 'test', 1))
     labelled = []

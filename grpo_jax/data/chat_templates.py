@@ -26,7 +26,7 @@ def render(
     """Renders each chat in a worker, and returns for each (text, ''), or (None, the template's error).
 
     chats: lists of messages; variables: what the template sees besides messages, that is special tokens by name and its
-    switches. The text ends where the assistant's answer begins, or behind the assistant's words if the chat ends with
+    switches. The text ends where the assistant's answer begins, or after the assistant's words if the chat ends with
     them; whole: it ends as the template ends the last message. Raises workers.Expired or workers.Died when the worker
     was killed.
     """

@@ -65,13 +65,13 @@ def examples(
     tests_field: str = 'input_output',
     solution_field: str = 'solutions.0',
 ) -> list[Example | BadInput]:
-    """Reads a split (see files.rows), or folder/<name>.jsonl; name is humaneval, mbpp or mbpp_sanitized.
+    """Reads a split (see files.rows); with a name, the split of that set's folder of the hub, or folder/<name>.jsonl.
 
     Without a name, a row with entry_point has HumanEval's form, a row with test_list MBPP's (also with more tests in
     `test`), and other rows have APPS's (see _cases), whose fields the last three arguments name; they are paths. With a
-    name, all rows have that data set's form: humaneval's, whose only split is test, or MBPP's. Ids are row numbers, and
-    in MBPP's form the task_id. A malformed row stands as its BadInput. Raises BadInput for another name, and for a
-    split that the data set does not have.
+    name, humaneval (whose only split is test), mbpp or mbpp_sanitized, rows without entry_point have that set's form,
+    and subset is not read. Ids are row numbers, and in MBPP's form the task_id. A malformed row stands as its BadInput.
+    Raises BadInput for another name, and for a split that the data set does not have.
     """
 
     def example(row, i, where):
@@ -165,7 +165,7 @@ def _mbpp_example(row, _, where):
 def _cases_example(row, i, where, fields):
     """The Example of a row of APPS's form, whose id is i; fields: paths of prompt, tests and solution.
 
-    Where a column starter_code has the head of a function, it stands behind the prompt.
+    Where a column starter_code has the head of a function, it stands after the prompt.
     """
     prompt, solution = text_field(row, fields[0], where), get_field(row, fields[2])
     cases, function = _cases(row, fields[1], where)

@@ -43,5 +43,5 @@ def _annotations(split, folder):
 
 
 def strip_zeros(value: str) -> str:
-    """The numeral without trailing zeros behind its decimal point."""
+    """The numeral without trailing zeros after its decimal point."""
     return re.sub(r'\.0*$|(\.\d*?)0+$', r'\1', value)

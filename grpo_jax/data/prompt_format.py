@@ -119,7 +119,7 @@ def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[
     """Raises BadInput where the examples' prompts cannot be written for the model.
 
     Without data.chat: for an example that is a chat. With data.chat: for a tokenizer without chat template; for a
-    template that fails on a plain chat, of the user's words behind data.system; for one that leaves out a message of
+    template that fails on a plain chat, of the user's words after data.system; for one that leaves out a message of
     such a chat, or of a chat with the roles of some example; and for one that ignores data.thinking or fails with it.
     Where a template fails on an example's own chat, encode_prompt refuses that example alone.
     """
@@ -255,7 +255,7 @@ def make_bound(tokenizer: Any, prompt_format: PromptFormat, longest: int) -> Cal
     def fits(prompt):
         if len(prompt) > most or not prompt.isascii() or prompt.isspace():
             return False
-        # behind a tag the prompt may have begun the completion, which its tokens tell
+        # after a tag the prompt may have begun the completion, which its tokens tell
         return not template.replace('{prompt}', prompt).rstrip().endswith(('>', ']'))
 
     return fits

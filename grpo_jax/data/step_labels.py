@@ -35,7 +35,7 @@ def examples(
 
     Or, of other forms, folder/<task>.jsonl for each of `tasks`; a fixed fifth of their problems is the test split.
     meta['steps'] lists a solution's steps. meta['labels'] has a label for each step: 1.0 before the first wrong step,
-    0.0 for this step, None behind it. Each training problem of dyck_languages gets `exchanges` copies with its kinds of
+    0.0 for this step, None after it. Each training problem of dyck_languages gets `exchanges` copies with its kinds of
     brackets exchanged, which changes no label. Problems that differ only in kinds of brackets are in one split.
     """
     if not tasks:
@@ -113,7 +113,7 @@ def _exchange(example, order):
 
 
 def label_until(first: int, count: int) -> list[float | None]:
-    """Labels of `count` steps: 1.0 before the first wrong step, whose index is `first`, 0.0 for it, None behind it.
+    """Labels of `count` steps: 1.0 before the first wrong step, whose index is `first`, 0.0 for it, None after it.
 
     If all steps are right, first = count.
     """

@@ -49,7 +49,7 @@ def read_csv(path: str) -> Iterator[tuple[str, Any]]:
                     row = BadInput(where, shorten(cells), f'has {len(cells)} cells, not {len(names)}; mend the row')
                 yield where, row
         except (csv.Error, UnicodeDecodeError) as error:
-            remedy = f'is damaged behind line {lines.line_num} ({shorten(error)}); save it as CSV in UTF-8'
+            remedy = f'is damaged after line {lines.line_num} ({shorten(error)}); save it as CSV in UTF-8'
             raise BadInput('data file', path, remedy) from None
 
 

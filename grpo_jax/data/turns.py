@@ -17,14 +17,14 @@ LONGEST = 24  # tokens that a tag and the blanks behind it may take
 
 
 class TurnEnd(NamedTuple):
-    """How the assistant's turn ends behind its words."""
+    """How the assistant's turn ends after its words."""
 
     before: str  # text between the words and the token
     token: int
 
 
 def find_template_end(tokenizer: Any, prompt_format: PromptFormat) -> TurnEnd | None:
-    """How the chat template ends the assistant's turn: the first added token that it writes behind the words.
+    """How the chat template ends the assistant's turn: the first added token that it writes after the words.
 
     None without a chat or a template, and for a template that writes no such token or fails.
     """
@@ -47,7 +47,7 @@ def find_template_end(tokenizer: Any, prompt_format: PromptFormat) -> TurnEnd | 
 def find_end(tokenizer: Any, prompt_format: PromptFormat, stop_tokens: Sequence[int]) -> TurnEnd:
     """How a demonstration ends: in a chat as the template ends a turn, else with the tokenizer's eos token.
 
-    Without both, with the first of the run's stop_tokens.
+    Where there is neither, with the first of the run's stop_tokens.
     """
     eos = tokenizer.eos_token_id
     return find_template_end(tokenizer, prompt_format) or TurnEnd('', stop_tokens[0] if eos is None else eos)

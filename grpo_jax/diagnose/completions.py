@@ -97,7 +97,7 @@ def wrong_answers_growing(rows: Rows, context: Context) -> Sign | None:
 
 
 def _margin(context, length):
-    """The margin of overlong that begins at a length: behind the budget less the margin alone it takes something."""
+    """The margin of overlong that begins at a length: after the budget less the margin alone it takes something."""
     return f'{max(context.max_tokens - round(length), 1)}'
 
 

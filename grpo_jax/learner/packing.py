@@ -1,4 +1,4 @@
-"""Sequence packing: a group's prompt once, its completions behind it, and many groups in a row of fixed length.
+"""Sequence packing: a group's prompt once, its completions after it, and many groups in a row of fixed length.
 
 The host chooses where each completion lies (`pack`). On the device, tokens are gathered into packed rows, and their
 logprobs are scattered back to [B, C] (`microbatch_output`), so losses and metrics do not know of packing. The number of
@@ -42,7 +42,7 @@ class PackSizes(NamedTuple):
 
     @property
     def completions(self):
-        """How many completions of full length fit behind a prompt of full length."""
+        """How many completions of full length fit after a prompt of full length."""
         return (self.columns - self.queries) // self.tokens
 
     def occupied_columns(self, size):
@@ -97,7 +97,7 @@ def device_share(mesh: Mesh, shapes: Shapes, learning: Learning) -> int:
 def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str) -> int:
     """The length of packed rows for learner.pack_columns = -1, before it is rounded for the mesh.
 
-    A row has room for a whole number of full completions behind their prompts. The least such length has at least
+    A row has room for a whole number of full completions after their prompts. The least such length has at least
     ENOUGH columns, or holds all `share` completions that a device has of a minibatch. Of the lengths from there to
     LONGER times as much, the one is chosen for which a device's rows together have the fewest columns: a group that is
     split over rows repeats its prompt, and a small remainder of a group leaves columns empty.
@@ -105,7 +105,7 @@ def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str
     group, block = shapes.group_size, BLOCK[platform]
 
     def columns_of(count):
-        """The columns of `count` full completions behind their full prompts, each group in whole blocks."""
+        """The columns of `count` full completions after their full prompts, each group in whole blocks."""
         sizes = [group] * (count // group) + [count % group] * (count % group > 0)
         columns = [shapes.queries + size * shapes.tokens for size in sizes]
         return sum(n + -n % block for n in columns)

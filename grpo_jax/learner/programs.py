@@ -65,7 +65,7 @@ class Learner(NamedTuple):
     scorer: Executable  # (params, Rollout, packed) -> HeadOutput, of the policy or a reference
     values: Executable | None  # (the critic's params, Rollout) -> f32[B, C]; None without a critic
     update: Update  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
-    state: TrainState  # abstract, with shardings, to restore onto
+    abstract_state: TrainState  # shapes and shardings, to restore onto
     scorer_fields: frozenset[str]  # fields of Experience that the scorer computes before an update
 
     def logprobs(self, state: TrainState, rollout: Rollout, packed: packing.PackedCells | None) -> dict[str, jax.Array]:
@@ -97,7 +97,7 @@ class RewardLearner(NamedTuple):
     initial: Callable  # (params of a policy, or of a reward model that is trained further) -> TrainState on the mesh
     values: Executable  # (TrainState, Rollout) -> f32[B, C]
     update: Executable  # (TrainState, LabelledBatch) -> (TrainState, metrics); the old state is donated
-    state: TrainState  # abstract, with shardings, to restore onto
+    abstract_state: TrainState  # shapes and shardings, to restore onto
 
 
 def make_learner(
@@ -177,7 +177,7 @@ def make_learner(
                 donate=0,
             )
         ),
-        state=state,
+        abstract_state=state,
         scorer_fields=frozenset(learning.scored_fields(needed)),
     )
 
@@ -237,7 +237,8 @@ def make_reward_learner(
 ) -> RewardLearner:
     """The RewardLearner that minimizes `loss`, a function of learner.reward_model.
 
-    shapes: of a batch. Raises BadInput if microbatches and mesh do not divide the batch.
+    shapes: of a batch, with which one update is made, whatever learning's epochs and minibatches are. Raises BadInput
+    if microbatches and mesh do not divide the batch.
     """
     table = heads.param_table(model_config)
     if shapes.prompts % learning.microbatches:
@@ -275,7 +276,7 @@ def make_reward_learner(
         update=compiled.make_executable(
             'the update', updated, (state, batch), mesh, (state_shardings, specs.replicated(mesh)), donate=0
         ),
-        state=state,
+        abstract_state=state,
     )
 
 

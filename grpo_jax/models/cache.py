@@ -85,7 +85,7 @@ class KVCache(Pytree):
     at_once: bool = struct.field(pytree_node=False, default=False)  # attention reads all blocks of a chunk together
 
     def with_last_chunk(self, chunk: AnyChunk) -> 'KVCache':
-        """The cache with `chunk` as its last chunk."""
+        """The cache with `chunk` in place of its last chunk."""
         return self.replace(chunks=self.chunks[:-1] + (chunk,))
 
     def one_layer(self, number: int) -> 'KVCache':

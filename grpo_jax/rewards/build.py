@@ -78,7 +78,10 @@ class RewardOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section: Any) -> 'RewardOptions':
-        """Reads config.reward; raises BadInput for a value that no choice of rewards could work with."""
+        """Reads config.reward.
+
+        Raises BadInput for values out of range, a part with two weights, and options of no reward.
+        """
         values = ranges.read_section(cls, section, 'reward')
         parts, by_source = _read_parts(section['parts'], 'reward.parts'), _read_sources(section['by_source'])
         # a part has one file and one weight in all sources

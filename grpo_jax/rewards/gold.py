@@ -39,9 +39,9 @@ def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
 
     An example is misjudged when the verifier refuses the gold answer, alone or in USUAL_WAYS, or accepts one of its
     changed forms. The verifier's gold(example) makes these forms, and may raise BadInput; for a verifier without gold,
-    perturb makes them. Of more than MOST_ASKED examples, so many are judged, which their ids choose. A verifier that is
-    asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE, evenly spaced. A source in
-    reward.by_source has its own verifier and its own share.
+    perturb makes them. Of more examples than MOST_ASKED, that many are judged; their ids choose which. A verifier that
+    is asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE, evenly spaced. A source in
+    reward.by_source has its own verifier and its own share. Services with labels are tested too, see check_labels.
     """
     for functions, indices in reward_functions.divide(examples):
         _check_source(functions, [examples[i] for i in indices])

@@ -55,7 +55,7 @@ class Store:
             with files.writing(self.path), open(self.path, 'ab', buffering=0) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # the file's end frees it, also where the process is killed
                 self._index()
-                # behind what a killed process has left of a line
+                # after what a killed process has left of a line
                 lines = [''] if os.fstat(file.fileno()).st_size > self._indexed else []
                 new = {name: value for name, value in self._waiting.items() if name not in self._places}
                 lines += [json.dumps({'key': name} | value) for name, value in new.items()]

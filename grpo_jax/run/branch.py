@@ -35,8 +35,8 @@ def make_branch(run: Run, parent: str, learner: Learner) -> None:
         return
     changes = steering.changes(parent, run.settings.recorded)
     changes += tuple(steering.piece_changes(parent, algorithms.describe_pieces(run.algorithm)))
-    changes += steering.contents_changes(parent, run.contents.recorded)
-    barrier(None, run.settings.recorded, run.settings.data.origins, {}, run.contents.recorded)
+    changes += steering.contents_changes(parent, run.contents.digests)
+    barrier(None, run.settings.recorded, run.settings.data.origins, {}, run.contents.digests)
     temporary = os.path.join(child, MAKING)
     if processes.is_first():
         os.makedirs(temporary, exist_ok=True)
@@ -76,7 +76,7 @@ def _make_contents(run, parent, changes, learner, folder):
     processes.exchange(f'the frozen weights in {folder}', '')
     state = _inherit(run, parent, changes, learner)
     if any(change.key == 'reference.path' for change in changes):
-        state = policies.load_reference(state, learner.state, settings.reference.path, model.config)
+        state = policies.load_reference(state, learner.abstract_state, settings.reference.path, model.config)
     step = int(state.step)
     refuse_fewer_steps(settings.steps, step)
     with contextlib.closing(checkpoint.manager(folder, keep=None)) as checkpoints:
@@ -105,7 +105,10 @@ def _inherit(run, parent, changes, learner):
     def read(path):
         amended = steering.keys_amended_since(parent, int(os.path.basename(path)), changes)
         state = checkpoint.read_fitting(
-            path, without_frozen(learner.state), learner.initial, reset_parts | checkpoint.parts_to_reset(amended)
+            path,
+            without_frozen(learner.abstract_state),
+            learner.initial,
+            reset_parts | checkpoint.parts_to_reset(amended),
         )
         state = draw_pending_again(state, path, reset_parts)
         return state.replace(params=make_whole_policy(run, state.params, path, parent))

@@ -80,7 +80,7 @@ class Best:
     """The best evaluation of a run so far, whose checkpoint it preserves: a PreservationPolicy of Orbax."""
 
     def __init__(self, workdir: str, figure: str):
-        """figure: that decides, the higher the better. Evaluations behind the newest checkpoint will be repeated."""
+        """figure: that decides, the higher the better. Evaluations after the newest checkpoint will be repeated."""
         self.figure, self.value, self.step = figure, -math.inf, 0
         path, newest = os.path.join(workdir, 'evaluations.jsonl'), max(steps(workdir), default=0)
         for row in read_rows(path) if os.path.exists(path) else ():

@@ -337,7 +337,7 @@ class Loop:
             yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
-    def progress(self, tokens: int, live: int, slots: int) -> None:
+    def show_progress(self, tokens: int, live: int, slots: int) -> None:
         """Shows the progress of a rollout: its tokens so far, and `live` of the sampler's `slots` in use."""
         if self.writer:
             self.writer.sampling(tokens, live, slots)

@@ -148,7 +148,8 @@ def advantage_sizes(
 ) -> dict[str, Float[np.ndarray, ' B']]:
     """abs(A) of each completion, `advantage`, and the sum of weights * abs(A) over its tokens, `gradient`.
 
-    The second is the size of the loss's gradient by the logprobs at ratio 1; weights of yours that read more lack it.
+    Where A differs by token, the first is a sum over the tokens too. The second is the size of the loss's gradient by
+    the logprobs at ratio 1; it is left out for weights that read more than mask, group_ids and advantages.
     """
     by_token = advantages.shape[1] > 1
     sizes = {'advantage': np.abs(advantages).sum(1, where=mask) if by_token else np.abs(advantages[:, 0])}
@@ -331,7 +332,7 @@ def count_carried_steps(longest: Int[np.ndarray, ' P'], in_flight: int, cut: int
     """Returns the decode steps of a step whose groups go on, if groups with completions of these lengths came again.
 
     longest: tokens of each group's longest completion. in_flight, cut: groups under way besides the P of a step, and
-    tokens between the moments at which a step may end, as in collect/carry.py. The mean over steps behind the first,
+    tokens between the moments at which a step may end, as in collect/carry.py. The mean over steps after the first,
     which begins with nothing under way.
     """
     prompts, coming, steps = len(longest), np.resize(longest, len(longest) * rounds + in_flight), []

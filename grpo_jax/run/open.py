@@ -674,8 +674,8 @@ def make_workdir(run: Run, step: int | None, folder: str = '') -> None:
             hf.copy_files(run.model.folder, os.path.join(workdir, 'model'))
     steering.record_origins(workdir, settings.data.origins)
     steering.record(workdir, step or 0, steering.changes(workdir, settings.recorded) + run.contents.changes)
-    if run.contents.recorded:
-        json_file.write(os.path.join(workdir, steering.CONTENTS), run.contents.recorded)
+    if run.contents.digests:
+        json_file.write(os.path.join(workdir, steering.CONTENTS), run.contents.digests)
     if run.algorithm is not None:
         json_file.write(os.path.join(workdir, steering.PIECES), algorithms.describe_pieces(run.algorithm))
     json_file.write(os.path.join(workdir, 'config.json'), settings.recorded)

@@ -167,7 +167,7 @@ class Keys(NamedTuple):
     optimizer: Amendable[Optimization] = Optimization()
     # of algorithms with a critic
     critic_optimizer: Annotated[Amendable[Optimization], CRITIC] = Optimization(learning_rate=1e-5)
-    # cold start on the data set's demonstrations; a branch begins behind its parent's
+    # cold start on the data set's demonstrations; a branch begins after its parent's
     supervised: Annotated[Supervised, Kind.INHERITED, ReadWith('supervised.updates')] = Supervised()
     # trained by grpo_jax.reward_model, with the numbers of supervised
     reward_model: Annotated[RewardModelOptions, LABELS] = RewardModelOptions()
@@ -322,14 +322,14 @@ class Settings(NamedTuple):
         return self._replace(mesh=config.mesh, config=config)
 
     def with_rows(self, examples: Mapping[str, Iterable] | Iterable | None) -> 'Settings':
-        """The Settings of a config of make_python_config with these rows as data; as is for None."""
+        """The Settings of a config of make_python_config with these rows as data; the same where they are None."""
         if examples is None:
             return self
         given = {**self.data.options, 'folder': list_rows(examples)}
         return self._replace(data=self.data._replace(options=given))
 
     def with_steps(self, rows: int, algorithm: Algorithm) -> 'Settings':
-        """The Settings with the steps of data.epochs passes over `rows` prompts, also in the config; as is for 0."""
+        """The Settings with the steps of data.epochs passes over `rows` prompts, also in the config; the same for 0."""
         if not self.data.epochs:
             return self
         reads = algorithm.source in READ_FROM_DATA

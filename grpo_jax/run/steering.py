@@ -79,7 +79,7 @@ class Change(NamedTuple):
 class Contents(NamedTuple):
     """What the data and the user's files of a run hold."""
 
-    recorded: Mapping[str, Any] = MappingProxyType({})  # for contents.json
+    digests: Mapping[str, Any] = MappingProxyType({})  # for contents.json
     changes: tuple[Change, ...] = ()  # from the contents.json of the workdir
 
 
@@ -196,7 +196,7 @@ def name_files(value: Any) -> Iterator[str]:
 def contents_changes(
     workdir: str | os.PathLike, recorded: Mapping[str, Any], splits: Mapping[str, Sequence] = MappingProxyType({})
 ) -> tuple[Change, ...]:
-    """The Changes from a workdir's contents.json to `recorded`, as Contents has them; () without the file.
+    """The Changes from a workdir's contents.json to `recorded`, a Contents' digests; () without the file.
 
     splits: Examples by split, whose Changes say what has changed in them. Files are compared by name, so that one that
     was moved is no Change; one that came or went is a Change of the file that imports it, or of the config.

@@ -657,7 +657,7 @@ class SamplerPrograms:
         """(row numbers, tokens [R, C], count, ended, truncated) of the R rows that this process owns, as host arrays.
 
         count: a row's tokens so far. ended: whether it has met a stop or its limit, or with `pauses`, where rows go on
-        behind their limit, all its tokens. truncated: whether it met no stop.
+        after their limit, all its tokens. truncated: whether it met no stop.
         """
 
         def read_own(array):

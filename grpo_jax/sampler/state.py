@@ -5,7 +5,7 @@ rows as they finish. A row that leaves a batch unfinished is preempted: its toke
 prefills them. All functions are pure and work on the rows of one shard. The engine decides when they run, and
 programs.py decides where.
 
-A row has own columns in the cache behind the columns of its prompt. Own column j holds the j-th token of [last prompt
+A row has own columns in the cache after the columns of its prompt. Own column j holds the j-th token of [last prompt
 token, the row's tokens]: the last prompt token is the first input of decoding, so the first token needs no other code.
 """
 

@@ -56,7 +56,7 @@ def run(
         chosen, remark = choose_checkpoint(workdir, step)
         yield f'step {step} of {workdir}, with the parameters of checkpoint {chosen}{remark}'
         path = checkpoint.path_of(workdir, chosen)
-        abstract = without_frozen(learner.state).replace(pending=checkpoint.recorded_pending(path))
+        abstract = without_frozen(learner.abstract_state).replace(pending=checkpoint.recorded_pending(path))
         state = checkpoint.read_tree(path, abstract)
         state = state.replace(params=make_whole_policy(run, state.params, path))
     non_finite = _NonFiniteReport(run.model.tokenizer, experience, rows)

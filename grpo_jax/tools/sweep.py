@@ -161,7 +161,9 @@ def choose_presets(names: str) -> list[str]:
 def summarize(
     outcomes: Mapping[tuple[str, int], str | None], seeds: int, elsewhere: Collection[str], workdir: str
 ) -> Rows:
-    """Returns the table's rows, the best held-out reward first.
+    """Returns a row for each preset: (mean, least, greatest) of each of COLUMNS over its finished seeds.
+
+    The best held-out reward comes first, and presets without one last.
 
     outcomes: {(preset, seed): message of the failure, or None}; seeds: of each preset; elsewhere: presets whose
     training reward is not of the policy's own samples; workdir: of the sweep.

@@ -171,7 +171,7 @@ def test_a_number_without_its_star_is_refused_with_the_remedy():
     def mine(ratio, advantages, width=0.3):
         return -advantages * ratio * width
 
-    with pytest.raises(BadInput, match=r'reads width, and may read .*; a number of the piece stands behind a \*'):
+    with pytest.raises(BadInput, match=r'reads width, and may read .*; a number of the piece stands after a \*'):
         checks.check_run(fixture.algorithm('grpo')._replace(surrogate=mine), group_size=4, prompts=2, updates=1)
 
 

@@ -227,7 +227,7 @@ def test_a_base_in_int8_takes_a_quarter_and_is_never_whole_as_floats(policy):
 
     def used(options):
         learner = learner_of(c, options=options, microbatches=4)
-        base = [w.base for w in learner.state.params['layers'].values() if isinstance(w, Adapted)]
+        base = [w.base for w in learner.abstract_state.params['layers'].values() if isinstance(w, Adapted)]
         memory = learner.update.program.compile().memory
         bases = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(base))
         return memory.argument_size_in_bytes, memory.temp_size_in_bytes, bases
@@ -253,9 +253,11 @@ def test_the_reference_takes_no_second_base(policy):
 
     def memory(preset, options=OPTIONS):
         learner = learner_of(c, options=options, preset=preset, minibatches=2, microbatches=4)
-        adapters, frozen = (sum(4 * x.size for x in jax.tree.leaves(x)) for x in lora.split(learner.state.params))
+        adapters, frozen = (
+            sum(4 * x.size for x in jax.tree.leaves(x)) for x in lora.split(learner.abstract_state.params)
+        )
         used = learner.update.program.compile().memory
-        return used.argument_size_in_bytes, used.temp_size_in_bytes, learner.state.ref_params, adapters, frozen
+        return used.argument_size_in_bytes, used.temp_size_in_bytes, learner.abstract_state.ref_params, adapters, frozen
 
     arguments, temporary, reference, adapters, base = memory('deepseek_r1')
     assert jax.tree.structure(reference) == jax.tree.structure(lora.split(policy[1])[0])

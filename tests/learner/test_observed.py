@@ -194,7 +194,7 @@ def test_the_state_keeps_a_reference_that_is_only_observed(tiny):
         made = make_learner(
             c, method, Optimizers(optax.sgd(0.1)), mesh, shapes, Learning(), extra=ExtraMetrics(**extra)
         )
-        return made.state.ref_params
+        return made.abstract_state.ref_params
 
     assert reference_of('dr_grpo', reference=True) is not None and reference_of('dr_grpo') is None
     assert reference_of('grpo') is not None

@@ -190,7 +190,7 @@ def test_adamw_moments_and_reference_lie_like_the_parameters(tiny):
     method = algorithms.make(default.get_config('grpo').algorithm)
     adamw = build_optimizer(Optimization.from_config(default.get_config().optimizer), 10)
     learner = make_learner(c, method, Optimizers(adamw), mesh, SHAPES, Learning())
-    shardings = jax.tree.map(lambda x: x.sharding, learner.state)
+    shardings = jax.tree.map(lambda x: x.sharding, learner.abstract_state)
     expected = specs.params(transformer.param_table(c), mesh)
     for name in ('mu', 'nu'):
         assert optax.tree_utils.tree_get(shardings.opt_state, name) == expected

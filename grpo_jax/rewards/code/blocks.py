@@ -18,7 +18,7 @@ ASSIGNMENT = re.compile(r'^([A-Za-z_]\w*)[ \t]*(?::[^=\n]*)?=(?!=)', re.MULTILIN
 START = re.compile(
     r'^(?:@\w|(?:async[ \t]+)?(?:def|class)[ \t]+\w|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import\b)', re.MULTILINE
 )
-# two names side by side are prose and no Python, and so is a single name with a stop behind it
+# two names side by side are prose and no Python, and so is a single name with a stop after it
 NAMES = re.compile(r'\b([A-Za-z_]\w*)(?=[ \t]+([A-Za-z_]\w*))')
 STOPPED = re.compile(r'\W*([A-Za-z]\w*)[.:!]\W*')
 KEYWORDS = {*keyword.kwlist, *keyword.softkwlist}
@@ -130,7 +130,7 @@ def _join(blocks, solution):
         {*DEFINITION.findall(source), *(word for names in IMPORT.findall(source) for word in re.findall(r'\w+', names))}
         for source in sources
     ]
-    for index in range(solution + 1):  # an assignment behind the solution is part of an example
+    for index in range(solution + 1):  # an assignment after the solution is part of an example
         defined[index].update(ASSIGNMENT.findall(sources[index]))
     while True:
         words = {word for index in joined for word in re.findall(r'\w+', sources[index])}

@@ -20,7 +20,7 @@ PROSE = re.compile(
     r'\b(?:is|are|was|were|has|have|will|can|this|that|it|we|because|since|so|hence|therefore|which|thus|match\w*)\b',
     re.I,
 )
-# before a letter, and behind one, where a text states no other way which option is right
+# before a letter, and after one, where a text states no other way which option is right
 STATED = re.compile(r'\b(?i:answers?|options?|choices?|alternatives?)\b[\s*_`"\')]*(?:\b(?i:is)\b|[:=])[\s*_:`]*(?=\S)')
 VERDICT = re.compile(
     r'(?<![A-Za-z])(\(?[A-J]\)?)\*{0,2} (?:is|must be|would be) (?:the |indeed )?(?:correct|right|best|answer)'
@@ -30,7 +30,7 @@ VERDICT = re.compile(
 def read_option(text: str, canonicalize) -> str | None:
     """The option that a statement names, in canonical form; None for another text, and for several options.
 
-    canonicalize: brings the content into canonical form. A sentence behind the letter is no content.
+    canonicalize: brings the content into canonical form. A sentence after the letter is no content.
     """
     plain = SPACE.sub(' ', TEXT.sub(r'\1 ', text)).strip(' *$"\'`_')
     match = OPTION.fullmatch(plain)
@@ -52,7 +52,7 @@ def read_option(text: str, canonicalize) -> str | None:
 
 
 def stated(text: str) -> str:
-    """The line behind the last word for an answer, else the letter that the text calls right, else the last line."""
+    """The line after the last word for an answer, else the letter that the text calls right, else the last line."""
     marks = list(STATED.finditer(text))
     if marks:
         return text[marks[-1].end() :].split('\n', 1)[0]

@@ -43,7 +43,7 @@ LABEL = re.compile(
     r'[^\W\d_][^:=\n]{0,60}(?<![0-9]):\s*(?=\S)|[A-Za-z][a-z ]{2,60}=\s*|[A-Z]{4,20}\s*=\s*|'
     r'\\text\w*\s*\{[^{}]*[:=]\s*\}:?\s*|(?:[A-Z]{2,4}|[A-Z][a-z])\.?\s+(?=[-+$]?[0-9])'
 )
-# lines behind an answer that are no answer: without a number (CLOSING), and with one (REMARK)
+# lines after an answer that are no answer: without a number (CLOSING), and with one (REMARK)
 CLOSING = re.compile(
     r'\W*(?i:(?:the )?end|fin|finish\w*|done|qed|thanks?|cheers|perfect|correct|solved|verified|checked|great|nice|'
     r'okay|bye|yay|voil\w+|enjoy|amen|stop|eos|user|human|assistant|system|bingo|boom|hooray|success|complete\w*)\W*'
@@ -89,7 +89,7 @@ RANGE = re.compile(r'\s*(?:to|or|and|through|until|remainder|R)\s+\$?')
 CITATION = re.compile(r'(?<=[^\s\[]) \[[0-9]{1,2}\]$|^\[\s*([-+]?[0-9][0-9.]*)\s*\]$')
 SIGN = re.compile(r'(?<!\\)\$')
 TOGETHER = re.compile(r'^(?: \w+)? (?:in all|in total|altogether)\b')
-# dots before a line; behind it, slashes and a remark in brackets on how the number came about
+# dots before a line; after it, slashes and a remark in brackets on how the number came about
 EDGES = re.compile(r'^\.{2,}\s*|\s*(?:/-?|\\)\s*$|\s\((?:=|~|\u2248|\\approx)[^()]*\)$')
 ASIDE_LINE = re.compile(r'[\s*_]*\(.*\)[\s*_.]*|\W*(?:P\.? ?S|N\.? ?B)\.\s.*')
 OPENERS, CLOSERS = re.compile(r'[(\[{]'), re.compile(r'[)\]}]')
@@ -161,7 +161,7 @@ def read_line(line: str) -> str:
     line = _strip_marks(line)
     if not line or is_foreign(line):
         return line
-    lone = len(SIGN.findall(line)) % 2 and line[0] != '$' != line[-1]  # a sign of money behind a number
+    lone = len(SIGN.findall(line)) % 2 and line[0] != '$' != line[-1]  # a sign of money after a number
     if is_bare(line) and not lone:
         return line.rstrip(' !?')
     for sentence in reversed(FULL_STOP.split(line)):
@@ -221,19 +221,19 @@ def _stated_number(sentence, pieces):
 
 
 def is_hedged(text: str, start: int, end: int) -> bool:
-    """Whether words before or behind the number from `start` to `end` make it no answer, as in `at least 9`."""
+    """Whether words before or after the number from `start` to `end` make it no answer, as in `at least 9`."""
     return bool(HEDGED_BEFORE.search(text[max(start - 30, 0) : start]) or HEDGED.match(text, end))
 
 
 def _word_after(text, end):
-    """The word behind a number that ends at `end`, in lower case and without plural s; '' without one."""
+    """The word after a number that ends at `end`, in lower case and without plural s; '' without one."""
     following = FOLLOWING.match(text, end)
     word = following[1].lower().replace('.', '') if following else ''
     return word.removesuffix('s') if len(word) > 2 else word
 
 
 def _unit_after(text, end):
-    """Up to three words of scale or unit behind a number that ends at `end`, as written; '' without one."""
+    """Up to three words of scale or unit after a number that ends at `end`, as written; '' without one."""
     start = end
     for _ in range(3):
         word_after = _word_after(text, end)

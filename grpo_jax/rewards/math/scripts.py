@@ -8,7 +8,7 @@ answer (not, at least, half). A text with more than one value, or with a word of
 import re
 import unicodedata
 
-# signs that Unicode's tables relate to no ASCII sign; behind a full stop there is a space, as there is in English
+# signs that Unicode's tables relate to no ASCII sign; after a full stop there is a space, as there is in English
 SIGNS = {'。': '. ', '।': '. ', '॥': '. ', '、': ', ', '،': ', ', '؛': '; ', '؟': '?', '٫': '.', '٬': ',', '٪': '%'}
 SIGNS |= dict.fromkeys('\u2212\ufe63\u2010\u2011', '-')
 
@@ -34,7 +34,7 @@ CHARACTERS = _Characters()
 LETTERS = '\u0400-\u1cff\u3005-\u3007\u3040-\u312f\u3131-\u9fff\ua960-\ud7fb\uf900-\ufaff\ufb50-\ufdff\ufe70-\ufefc'
 FOREIGN = re.compile(f'[{LETTERS}]')
 ARABIC, DEVANAGARI = '[\u0600-\u06ff]', '[\u0900-\u097f]'
-# behind the last of these the answer stands
+# after the last of these the answer stands
 MARK = re.compile(
     rf'答案|答え|解答|正解|答(?=[:是为は])|[选選](?![项項択择擇])|[정해]?답(?=[은는이: ])|(?<!\w)(?i:ответ)(?!\w)|'
     rf'उत्तर|जवाब|(?<!ليس )(?<!ليس ال)(?<!ليست ال)(?:ال)?(?:جواب|[إا]جابة)(?!{ARABIC})'
@@ -65,7 +65,7 @@ NO_SOLUTION = re.compile(
     r'لا (?:يوجد|توجد) (?:حل|حلول)'
 )
 NEGATIVE = re.compile(r'(?:[负負]|マイナス|마이너스|음수|(?i:минус)|ऋण(?:ात्मक)?|माइनस|سالب|ناقص)\s*(?=[$.0-9])')
-# words behind a number that are part of it, by the power of ten that they stand for
+# words after a number that are part of it, by the power of ten that they stand for
 SCALES = [
     (re.compile(rf'(?<=[0-9])\s*(?:{words})[а-я]*'), f'e{power}')
     for power, words in (
@@ -103,7 +103,7 @@ def is_foreign(text: str) -> bool:
 
 
 def read_value(text: str) -> str:
-    r"""The one value among foreign words, with the word behind it as \text{unit}; another text unchanged.
+    r"""The one value among foreign words, with the word after it as \text{unit}; another text unchanged.
 
     text: with CHARACTERS translated.
     """
@@ -152,7 +152,7 @@ def _write_numerals(text):
 
 
 def _numeral(text):
-    """The number of a Chinese numeral, of digits alone or with tens, hundreds, ... behind them."""
+    """The number of a Chinese numeral, of digits alone or with tens, hundreds, ... after them."""
     total = part = digit = 0
     for character in text:
         number = int(unicodedata.numeric(character, 2))  # the simplified pair has no value in the tables

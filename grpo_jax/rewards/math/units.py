@@ -76,7 +76,7 @@ SCALES |= {
     for name in names.split()
 }
 SCALES |= {'dozen': Fraction(12), 'gross': Fraction(144)}
-# words with which the text behind a number is a statement and no unit
+# words with which the text after a number is a statement and no unit
 STATING = frozenset(
     'is are was were be been isn not no nor never wrong incorrect false unknown maybe perhaps or and but than at over '
     'under above below between plus minus divided multiplied mod modulo base choose factorial if when where because '
@@ -157,7 +157,7 @@ def same_units(unit: str, other: str) -> bool:
 
 
 def measured(number: Fraction | None, unit: str) -> tuple[str, str, Fraction] | None:
-    """(what the unit measures, its power, the number in the smallest unit of that); None for units beside SIZES."""
+    """(what the unit measures, its power, the number in the unit whose size is 1); None for a unit that SIZES lacks."""
     match = re.fullmatch(r'\\text\{([a-z]+)\}(?:\^([23]))?', unit)
     if number is None or not match or match[1] not in SIZES:
         return None
@@ -176,7 +176,7 @@ def minutes(value: str, unit: str) -> tuple[int, bool] | None:
 
 
 def statement(text: str) -> frozenset[str]:
-    r"""The words of a canonical text that state something: words in \text{} behind a value, and words in STATING."""
+    r"""The words of a canonical text that state something: words in \text{} after a value, and words in STATING."""
     side = text.rpartition('=')[2]
     words = {word for inner in TEXT.findall(side) for word in re.findall('[a-z]+', inner.lower())}
     return frozenset(words | {word for word in map(str.lower, PLAIN.findall(side)) if word in STATING})

@@ -27,7 +27,7 @@ BASE = re.compile(
 POINT = re.compile(r'\\dot\s*([0-9])')
 POINTED = re.compile(r'\\dot\s*\{([0-9])\}(?:([0-9]*)\\dot\s*\{([0-9])\})?|\\bar\s*\{([0-9]+)\}')
 BRACKETED = re.compile(r'([-+]?[0-9]*\.[0-9]*)\(([0-9]+)\)')  # the period in brackets
-# a decimal that ends in dots behind the same digits, twice or more
+# a decimal that ends in dots after the same digits, twice or more
 ENDLESS = re.compile(
     r'([0-9]*\.[0-9]{0,6}?)(([0-9]{1,6}?)\3+)\s?(?:\.{3}|\u2026|\\l?dots(?![A-Za-z])|\\cdots)[0-9]?(?![0-9])'
 )
@@ -44,7 +44,7 @@ NO_UNITS = frozenset('and of or to in on at is are was more less than half plus 
 
 
 def write_signs(text: str) -> str:
-    """The text with signs for the words before and behind its numbers; the numbers themselves stay."""
+    """The text with signs for the words before and after its numbers; the numbers themselves stay."""
     if 'negative' in text or 'minus' in text:
         text = NEGATIVE.sub('-', text)
     if ' and ' in text:
@@ -115,7 +115,7 @@ def _cardinal(text):
 
 
 def read_statement(line: str) -> str | None:
-    r"""The number in words that a line without digits is, or ends with behind a verb; None for other lines.
+    r"""The number in words that a line without digits is, or ends with after a verb; None for other lines.
 
     \emptyset for a line that says that there is no solution.
     """

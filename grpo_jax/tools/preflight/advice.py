@@ -98,7 +98,7 @@ def suppress_warnings() -> Iterator[None]:
 
 
 def candidate_flags(plan: plans.PlannedRun, candidate: Candidate) -> str:
-    """Returns the flags that turn the plan into a candidate, as text; a changed mesh with all axes above 1."""
+    """Returns the flags that turn the plan into a candidate, as text; of a changed mesh they name each axis above 1."""
     overrides = candidate.overrides
     if any(key.startswith('mesh.') for key in overrides):
         axes = {f'mesh.{axis}': overrides.get(f'mesh.{axis}', plan.config.mesh[axis]) for axis in AXES}
@@ -134,7 +134,7 @@ def list_candidates(plan: plans.PlannedRun) -> list[Candidate]:
         if SAVED[less] < SAVED[remat]
         for candidate in every
     ]
-    names = ('optimizer', 'reference') if plan.learner.state.ref_params is not None else ('optimizer',)
+    names = ('optimizer', 'reference') if plan.learner.abstract_state.ref_params is not None else ('optimizer',)
     if set(names) - offload:
         every += [
             candidate.add_overrides(COSTS.offload, learner__offload=names)

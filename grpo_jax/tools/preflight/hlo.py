@@ -111,7 +111,7 @@ def require_match(pattern: str, text: str) -> re.Match[str]:
 
 
 def _closing_parenthesis(text):
-    """The index behind the parenthesis that closes the one at the start of the text."""
+    """The index after the parenthesis that closes the one at the start of the text."""
     depth = 0
     for i, letter in enumerate(text):
         depth += (letter == '(') - (letter == ')')

@@ -43,7 +43,7 @@ class Setting(NamedTuple):
 
 
 def setting_of(config: Any) -> Setting:
-    """Returns the Setting of a config with a chosen mesh."""
+    """Returns the Setting of a config whose mesh is chosen; rows are padded where microbatches cut them."""
     mesh, learner = config.mesh, config.learner
     columns = 0 if learner.pack_columns < 0 and learner.microbatches > 1 else learner.pack_columns
     return Setting(
@@ -164,7 +164,7 @@ def _memory_by_phase(plan, setting, sizes):
     if not setting.chunk:
         head = min(head, memory * logprobs.SHARE)
     kept = KEPT[setting.remat] / (setting.tensor if setting.remat != 'full' else 1)
-    in_flight = plan.config.collection.in_flight  # with some, rows without tokens begin behind the carried ones
+    in_flight = plan.config.collection.in_flight  # with some, rows without tokens begin after the carried ones
     rows = sizes.rows * (1 + in_flight / plan.config.data.prompts_per_step)
     cache = sizes.cached * rows * (shapes.queries / shapes.group_size + shapes.tokens * (1 + (in_flight > 0)))
     budget = plan.config.rollout.cache_gib * 2**30

@@ -112,11 +112,13 @@ class PlannedRun:
 
     def state_bytes(self):
         """Returns (bytes of the TrainState on a device, bytes of the parameters in it)."""
-        return compiled.device_bytes(self.learner.state), compiled.device_bytes(self.learner.state.params)
+        return compiled.device_bytes(self.learner.abstract_state), compiled.device_bytes(
+            self.learner.abstract_state.params
+        )
 
     def trained_bytes(self) -> int:
         """Returns the bytes on a device of the trained parameters: all parameters, or the adapters."""
-        return compiled.device_bytes(lora.split(self.learner.state.params)[0])
+        return compiled.device_bytes(lora.split(self.learner.abstract_state.params)[0])
 
     def fetched_reference_bytes(self) -> int:
         """Returns the bytes on a device of an offloaded reference that the sampler fetches; 0 when it fetches none."""
@@ -265,7 +267,7 @@ def list_jobs(plan):
     """Returns (a plan's Jobs, the slowest to compile first; the sampler's bytes on a device, see sampler_jobs)."""
     run, settings, algorithm = plan.run, plan.run.settings, plan.algorithm
     shapes, learner = plan.shapes, plan.learner
-    trained, frozen = lora.split(learner.state.params)
+    trained, frozen = lora.split(learner.abstract_state.params)
     state, param_bytes = plan.state_bytes()
     rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.over_rows(run.mesh)))
     rollout *= 1 + settings.collection.staleness  # draws that wait stay on the devices
@@ -376,7 +378,7 @@ def sampler_jobs(engine, phase, state, params):
         elif key.kind in ('open', 'carry'):
             runs = times
         elif key.kind == 'decode':
-            # a second chunk of carried rows is for those that begin behind the others, and no row decodes in both
+            # a second chunk of carried rows is for those that begin after the others, and no row decodes in both
             columns = engine.schedule.chunks[: 1 if engine.schedule.carried else None]
             segments = math.ceil(sum(columns) / engine.schedule.segment)
             runs = times * segments if cache_bytes[key] == sizes['cache'] else 0

@@ -32,7 +32,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         'peak': verdict.peak,
         'free': verdict.free_share,
         'state': plan.state_bytes()[0],
-        'waiting': compiled.host_bytes(plan.learner.state),
+        'waiting': compiled.host_bytes(plan.learner.abstract_state),
         **verdict.sampler_bytes,
         'step_bounds': verdict.bounds,
         'step_largest_bound': verdict.largest_bound,
@@ -202,7 +202,7 @@ def summary(verdict: Verdict) -> list[str]:
             f'the sampler has {plan.run.sides.sampler.size} more chips, and each of them is sent '
             f'{plan.crossing_bytes() / GIB:.2f} GiB of weights in a step; what it keeps and runs is among the programs'
         )
-    waiting = compiled.host_bytes(plan.learner.state)
+    waiting = compiled.host_bytes(plan.learner.abstract_state)
     if waiting:
         lines.append(
             f"{waiting / GIB:.2f} GiB of a chip's state wait in the hosts' memory; the time to move them is not counted"

@@ -78,7 +78,7 @@ def list_settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
     """Yields all settings of the search: each mesh that divides model and batch, with each other choice."""
     config, shapes = plan.config, plan.shapes
     rows = shapes.prompts * shapes.group_size // config.learner.minibatches
-    kept = [(), ('optimizer',)] + [('optimizer', 'reference')] * (plan.learner.state.ref_params is not None)
+    kept = [(), ('optimizer',)] + [('optimizer', 'reference')] * (plan.learner.abstract_state.ref_params is not None)
     for data, fsdp, tensor in list_meshes(plan):
         shards = data * fsdp
         powers = [2**k for k in range((rows // shards).bit_length())]
@@ -103,7 +103,7 @@ def list_meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
 
 
 def describe_split(plan: plans.PlannedRun) -> str:
-    """Returns a sentence on the split of the chips between learner and sampler that leaves the least idle.
+    """Returns a sentence on the split of the chips between learner and sampler with the shortest step.
 
     By the formulas, for powers of two: with collection.staleness both sides work at once, and a step takes as long as
     the slower one. It pays where one mesh, on which they take turns, takes longer. plan: without mesh.sampler.
