@@ -36,7 +36,7 @@ if 'PYTEST_XDIST_WORKER' in os.environ and hasattr(os, 'sched_setaffinity'):
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this one under nohup
 
-from jaxtyping import install_import_hook
+import jaxtyping
 
 import tests.checked  # noqa: F401, the hook finds it by name
 
@@ -48,8 +48,8 @@ def of_arrays():
             yield '.'.join(path.relative_to(TESTS.parent).with_suffix('').parts)
 
 
-# they are checked while tests run, and at no other time
-install_import_hook(list(of_arrays()), 'tests.checked.checked')
+# they are checked while tests run, see CHECKED, and at no other time
+jaxtyping.install_import_hook(list(of_arrays()), 'tests.checked.checked')
 
 import jax
 import pytest
@@ -72,6 +72,9 @@ logging.getLogger('grpo_jax').propagate = True  # to caplog
 
 DATA = os.environ.get('GRPO_JAX_DATA', 'data')
 SMALL = ('algorithms', 'data', 'report', 'rewards')  # folders of tests that take little
+# folders of tests of functions of arrays, and files of whole runs of most kinds, in which signatures are checked; to
+# check what the other runs trace, which is the same, would take a sixth of their time
+CHECKED = ('algorithms', 'learner', 'models', 'sampler', 'sharding', 'test_metrics.py', 'test_train.py')
 SMOLLM2 = os.environ.get('GRPO_JAX_SMOLLM2', os.path.join(DATA, 'smollm2'))  # as data/tools/smollm2_to_hf.py writes it
 
 
@@ -193,6 +196,13 @@ def assemble_qwen(real, name, folder):
     (folder / 'tokenizer.json').write_text(json.dumps(built, ensure_ascii=False), encoding='utf8')
     shutil.copy(config, folder)
     return hf.load_tokenizer(str(folder))
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures, which run programs too
+def pytest_runtest_setup(item):
+    """Switches the checks of shapes and dtypes on for CHECKED, or for all with --long."""
+    checked = item.config.getoption('--long') or {item.path.parent.name, item.path.name} & {*CHECKED}
+    jaxtyping.config.update('jaxtyping_disable', not checked)
 
 
 def pytest_collection_modifyitems(items):

@@ -90,10 +90,10 @@ def test_groups_are_taken_in_the_order_of_admission_and_none_is_lost(tmp_path):
         taken = [order.index(index) for index in draw.chosen.indices]
         assert taken == sorted(taken)  # the first complete ones, in order
         learned += taken
-        under_way = [order.index(group.index) for group in state.pending.value[0]]
+        under_way = [order.index(group.index) for group in state.pending.value.groups]
         assert under_way == sorted(under_way)
         assert sorted(learned + under_way) == list(range(4 * (step + 1) + 4))  # admitted = learned + under way
-        complete = [group.complete for group in state.pending.value[0]]
+        complete = [group.complete for group in state.pending.value.groups]
         # a complete group that waits was admitted behind all that were taken
         assert all(place > max(taken) for place, done in zip(under_way, complete, strict=True) if done)
         rewarded = draw.finish_rewards()
@@ -119,7 +119,7 @@ def test_an_old_group_is_finished_before_a_step_ends(tmp_path):
     _, collector, state = open_collector(tmp_path, collection__max_age=1)
     draws, state = collect_steps(collector, state, 5)
     assert max(draw.counts['group_age_most'] for draw in draws) == 1
-    assert all(group.since == 4 for group in state.pending.value[0] if not group.complete)
+    assert all(group.since == 4 for group in state.pending.value.groups if not group.complete)
 
 
 def test_four_devices_take_the_same_groups_as_one(tmp_path):
@@ -138,7 +138,7 @@ def test_draws_are_sampled_ahead_by_the_policy_of_the_schedule(tmp_path):
     draws, state = collect_steps(collector, state, 4)
     versions = [np.unique(draw.rollout.version[draw.rollout.completion_mask]).tolist() for draw in draws]
     assert versions == [[0], [0], [0], [1]]
-    waiting = state.pending.value[0]
+    waiting = state.pending.value.draws
     assert len(waiting) == 2
     _, plain, first = open_collector(tmp_path / 'plain', collection__in_flight=0)
     alike, _ = collect_steps(plain, first, 4)  # the noise is that of the step that learns from it
@@ -183,7 +183,7 @@ def test_dead_groups_give_their_places_to_later_prompts_and_unfinished_ones_go_o
         assert alive.all() or draws[-1] == 4
         assert alive.tolist() == sorted(alive, reverse=True)
         learned += [order.index(places[example.id]) for example in draw.examples]
-        under_way = [group.index for group in state.pending.value[0]]
+        under_way = [group.index for group in state.pending.value.groups]
         assert len(under_way) == 4 and not {*under_way} & {order[place] for place in learned[-4:]}
     assert max(draws) > 1 and len(learned) == len({*learned})
 

@@ -9,7 +9,7 @@ from, and which policy has sampled a token, depend on the completions' lengths a
 
 from collections.abc import Callable, Sequence
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +22,16 @@ from grpo_jax.sampler.engine import Enough
 from grpo_jax.sharding import batches
 from grpo_jax.sharding.mesh import ROW_AXES
 from grpo_jax.types import Prompts, Rollout, TrainState
+
+
+class UnderWay(NamedTuple):
+    """The groups that are under way when a step begins."""
+
+    groups: list[PendingGroup]  # in the order of admission
+    # () -> (the groups with rewards, the error of a reward that ends the run or None); it waits for the rewards of rows
+    # that have ended, so that the step may begin before
+    settle: Callable[[], tuple[list[PendingGroup], Exception | None]]
+    begun: int  # the step that admitted the first of the run
 
 
 def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
@@ -37,9 +47,9 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
 
     def collect(state, progress, index=0):
         step = int(state.step)
-        groups, earlier, begun = load_groups(state.pending, drawer, step)
-        chosen, aux = drawer.choose(step, dict(state.aux), count=prompts + in_flight - len(groups))
-        groups += admit(drawer, chosen.indices, step, int(state.aux['position']), index)
+        carried = load_groups(state.pending, drawer, step)
+        chosen, aux = drawer.choose(step, dict(state.aux), count=prompts + in_flight - len(carried.groups))
+        groups = carried.groups + admit(drawer, chosen.indices, step, int(state.aux['position']), index)
         dealt = [groups[place] for place in order]
         own = [examples[group.index] for group in dealt]
         stream = rewards.RewardStream(
@@ -58,7 +68,7 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
         groups = [group._replace(rollout=rows_of(after, places[i], size)) for i, group in enumerate(groups)]
 
         def settle_all():
-            known, failure = earlier()
+            known, failure = carried.settle()
             known = with_rewards(groups, known)
             settled, error = try_rewards(lambda: add_rewards(known, stream, places, size), known)
             return settled, failure or error
@@ -82,7 +92,7 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
             asked,
             batches.put_rows(completions, drawer.mesh),
             functools.cache(finish_rewards),
-            counts=count_ages(learned, before, step, (options.staleness, begun), waiting=len(complete) - prompts),
+            counts=count_ages(learned, before, step, options.staleness, carried.begun, waiting=len(complete) - prompts),
             stats=stats,
             streams=[stream],
             chosen=ChosenPrompts(np.array([group.index for group in learned]), 0, learned[0].position),
@@ -94,9 +104,8 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
 
         # the rewards of rows that have ended are on their way, so that the next step need not judge them
         going_on = [groups[place]._replace(judged=ended_rows(groups[place].rollout)) for place in left]
-        pending = Pending(
-            lambda: {'carried': pack_groups(settle_left()[0], {'begun': begun})}, (going_on, settle_left, begun)
-        )
+        under_way = UnderWay(going_on, settle_left, carried.begun)
+        pending = Pending(lambda: {'carried': pack_groups(settle_left()[0], {'begun': carried.begun})}, under_way)
         return draw, state.replace(aux=aux, pending=pending)
 
     return collect
@@ -127,18 +136,14 @@ class Once:
         return self._value
 
 
-def load_groups(pending: Any, drawer: Drawer, step: int) -> tuple[list[PendingGroup], Callable[[], Any], int]:
-    """(the groups under way when a step begins, in the order of admission; settle; the step that admitted the first).
-
-    settle() -> (the groups with rewards, the error of a reward that ends the run or None). It waits for the rewards of
-    finished rows, so that the step may begin before. Rows that have ended and are not judged are judged in this step.
-    """
+def load_groups(pending: Any, drawer: Drawer, step: int) -> UnderWay:
+    """What is UnderWay when a step begins. Its rows that have ended and are not judged are judged in this step."""
     if isinstance(pending, Pending):
         return pending.value
     if not pending:
-        return [], lambda: ([], None), step
+        return UnderWay([], lambda: ([], None), step)
     groups, note = unpack_groups(pending['carried'], drawer.dataset, drawer.sampling.pad_token)
-    return groups, lambda: (groups, None), note['begun']
+    return UnderWay(groups, lambda: (groups, None), note['begun'])
 
 
 def with_rewards(groups: Sequence[PendingGroup], earlier: Sequence[PendingGroup]) -> list[PendingGroup]:
@@ -210,14 +215,13 @@ def as_prompts(drawer: Drawer, groups: Sequence[PendingGroup]) -> Prompts:
 
 
 def count_ages(
-    groups: Sequence[PendingGroup], before: Rollout, step: int, sampled: tuple[int, int], waiting: int
+    groups: Sequence[PendingGroup], before: Rollout, step: int, staleness: int, begun: int, *, waiting: int
 ) -> dict[str, float]:
     """Metrics by name of the groups that a step learns from, and of the rows that it had under way.
 
-    before: all rows under way, as they were when the step began; sampled: (steps by which completions are sampled
-    before their step, the step before which none was); waiting: complete groups that are left for later.
+    before: all rows under way, as they were when the step began; staleness: steps by which completions are sampled
+    before their step, though not before step `begun`; waiting: complete groups that are left for later.
     """
-    staleness, begun = sampled
     ages = np.array([step - max(group.since - staleness, begun) for group in groups])
     mask, version = (
         np.concatenate([getattr(group.rollout, name) for group in groups]) for name in ('loss_mask', 'version')

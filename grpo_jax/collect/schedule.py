@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,14 @@ from grpo_jax.sharding import batches
 from grpo_jax.sharding.sides import Sides
 
 
+class Waiting(NamedTuple):
+    """What later steps learn from."""
+
+    draws: Sequence[Draw | Future]  # of the next steps
+    inner: Any  # what is pending inside them: groups that go on, see carry.py
+    begun: int  # the step in which the run began to sample
+
+
 def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides | None = None) -> Collect:
     """Makes collect(state, progress) -> (Draw, TrainState) for steps that learn from completions sampled before.
 
@@ -35,7 +43,7 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
     Drawer.choose does, whatever the completions are like.
     """
 
-    def begin(state, progress):
+    def start_draw(state, progress):
         """(what take_draw makes a Draw of, the TrainState after it)."""
         if sides is None or drawer.engine is None:
             return collect(state, progress)
@@ -49,16 +57,15 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
 
     def collect_ahead(state, progress):
         step = int(state.step)
-        finished, inner, begun = load_draws(state.pending, drawer, step)
-        draws: list[Draw | Future] = [*finished]
-        sampled = state.replace(pending=inner)
+        loaded = load_draws(state.pending, drawer, step)
+        draws, begun = [*loaded.draws], loaded.begun
+        sampled = state.replace(pending=loaded.inner)
         for number in range(step + len(draws), step + staleness + 1):
-            draw, sampled = begin(sampled.replace(step=jnp.int32(number)), progress)
+            draw, sampled = start_draw(sampled.replace(step=jnp.int32(number)), progress)
             draws.append(draw)
-        draw, *waiting = draws
-        draw = take_draw(draw)
-        under_way = sampled.pending  # the closure must not hold a state, whose reference may be replaced
-        pending = Pending(lambda: pack_draws(waiting, under_way, begun, drawer), (waiting, under_way, begun))
+        draw = take_draw(draws[0])
+        waiting = Waiting(draws[1:], sampled.pending, begun)
+        pending = Pending(lambda: pack_draws(waiting, drawer), waiting)
         version = draw.rollout.version  # of a group that another run has kept below `begun`
         version = jnp.maximum(version - staleness, jnp.where(version < begun, 0, begun))
         return draw._replace(rollout=draw.rollout.replace(version=version)), state.replace(
@@ -73,30 +80,30 @@ def take_draw(draw: Draw | Future) -> Draw:
     return draw.result() if isinstance(draw, Future) else draw
 
 
-def load_draws(pending: Any, drawer: Drawer, step: int) -> tuple[list[Draw], Any, int]:
-    """(the draws of steps from `step` on; what is pending inside them; the step in which this run began to sample)."""
+def load_draws(pending: Any, drawer: Drawer, step: int) -> Waiting:
+    """The draws of steps from `step` on, as they are Waiting when it begins."""
     if pending is None:
-        return [], None, step
+        return Waiting([], None, step)
     if isinstance(pending, Pending):
-        draws, inner, begun = pending.value
-        return list(draws), inner, begun
+        return pending.value
     names = sorted((name for name in pending if name.isdigit()), key=int)
     inner = {name: data for name, data in pending.items() if name not in names}
     draws, begun = zip(*[unpack_draw(pending[name], drawer, step + int(name)) for name in names], strict=True)
-    return [*draws], inner or None, begun[0]
+    return Waiting(draws, inner or None, begun[0])
 
 
-def pack_draws(draws: Sequence[Draw | Future], inner: Any, begun: int, drawer: Drawer) -> dict[str, np.ndarray]:
+def pack_draws(waiting: Waiting, drawer: Drawer) -> dict[str, np.ndarray]:
     """What is pending as a checkpoint holds it: a draw under each number from 0, and what is pending inside the draws.
 
-    begun: as of load_draws. Waits for the rewards. All processes must call it.
+    Waits for the rewards. All processes must call it.
     """
+    inner, draws = waiting.inner, map(take_draw, waiting.draws)
     packed = dict(inner) if isinstance(inner, dict) else inner.pack() if inner else {}
-    return packed | {str(number): pack_draw(draw, begun, drawer) for number, draw in enumerate(map(take_draw, draws))}
+    return packed | {str(number): pack_draw(draw, waiting.begun, drawer) for number, draw in enumerate(draws)}
 
 
 def pack_draw(draw: Draw, begun: int, drawer: Drawer) -> np.ndarray:
-    """A draw as the bytes of a checkpoint; unjudged where a reward ends the run. begun: as of load_draws."""
+    """A draw as the bytes of a checkpoint; unjudged where a reward ends the run. begun: as of Waiting."""
     assert draw.chosen is not None and draw.stats is not None, 'completions are sampled'
     index_of = {example.id: index for index, example in enumerate(drawer.dataset.examples)}
     rollout, groups = processes.fetch(draw.rollout), []

@@ -113,7 +113,7 @@ def observe_agreement(learner: Learner, staleness: int) -> Observe:
     def observe(state, experience, packed, draw):
         rollout, logprobs = experience.rollout, experience.old_logprobs
         if staleness:
-            draws = state.pending.value[0]  # that wait, see schedule.sample_ahead; the newest is the last
+            draws = state.pending.value.draws  # that wait, see schedule.sample_ahead; the newest is the last
             rollout, logprobs = draws[-1].rollout, None
             packed = learner.pack(rollout)
         if logprobs is None:
