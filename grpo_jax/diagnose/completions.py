@@ -51,7 +51,7 @@ def language_mixing(rows: Rows, context: Context) -> Sign | None:
 def _sign_of_rise(rows, context, name, seen):
     """The Sign if the share `name` is above its threshold and has doubled, else None; seen: what completions do."""
     count = context.options.patience
-    shares, first = last_values(rows, name, count), average(rows[:count], name)
+    shares, first = last_values(rows, name, count), average(rows[:1], name)  # an update may break the policy at once
     if shares is None or first is None or min(shares) < max(getattr(context.options, name), 2 * first):
         return None
     return Sign(f'{shares[-1]:.0%} of {seen}', format_change(name, rows[:count], rows[-count:]))
@@ -60,7 +60,8 @@ def _sign_of_rise(rows, context, name, seen):
 def length_hacking(rows: Rows, context: Context) -> Sign | None:
     """Completions get longer and no better, because within a group the longer ones are paid more."""
     options = context.options
-    correlation = average(rows[-options.window :], 'length_reward_correlation')
+    # over two windows, since it falls once all completions are long
+    correlation = average(rows[-2 * options.window :], 'length_reward_correlation')
     if correlation is None or correlation < options.length_correlation:
         return None
     for before, now in spans(rows, options.window):

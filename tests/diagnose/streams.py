@@ -264,7 +264,9 @@ MUST: dict[str, list[Stream]] = {
         Stream(rows(5, truncated=from_step(3, 1.0, 0.0), length=from_step(3, 64.0, 20.0)), 'truncated 1.00', RUN),
     ],
     'repetition': [
-        Stream(rows(6, repetitive=from_step(3, 0.5, 0.1)), 'repetitive 0.1 in steps 0 to 2, 0.5 in steps 3 to 5', RUN)
+        Stream(rows(6, repetitive=from_step(3, 0.5, 0.1)), 'repetitive 0.1 in steps 0 to 2, 0.5 in steps 3 to 5', RUN),
+        # broken by the first update
+        Stream(rows(6, repetitive=from_step(1, 0.5, 0.0)), 'repetitive 0.33 in steps 0 to 2, 0.5 in steps 3 to 5', RUN),
     ],
     'language_mixing': [
         Stream(rows(6, language_mixed=from_step(3, 0.3, 0.0)), 'language_mixed 0 in steps 0 to 2, 0.3 in steps', RUN)
@@ -275,7 +277,18 @@ MUST: dict[str, list[Stream]] = {
             rows(length=lambda step: 20 + 2 * step, length_reward_correlation=0.6, **{'reward/numeric': 0.5}),
             'length 49 in steps 10 to 19, 89 in steps 30 to 39; length_reward_correlation 0.60; reward/numeric 0.5',
             RUN,
-        )
+        ),
+        # once all are long, none is paid for being longer
+        Stream(
+            rows(
+                20,
+                length=from_step(10, 40.0, 20.0),
+                length_reward_correlation=from_step(10, 0.1, 0.6),
+                **{'reward/numeric': 0.5},
+            ),
+            'length 20 in steps 0 to 9, 40 in steps 10 to 19; length_reward_correlation 0.35',
+            RUN,
+        ),
     ],
     'wrong_answers_growing': [
         Stream(
