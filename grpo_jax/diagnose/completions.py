@@ -54,7 +54,7 @@ def _sign_of_rise(rows, context, name, seen):
     shares, first = last_values(rows, name, count), average(rows[:1], name)  # an update may break the policy at once
     if shares is None or first is None or min(shares) < max(getattr(context.options, name), 2 * first):
         return None
-    return Sign(f'{shares[-1]:.0%} of {seen}', format_change(name, rows[:count], rows[-count:]))
+    return Sign(f'{shares[-1]:.0%} of {seen}', format_change(name, rows[:1], rows[-count:]))
 
 
 def length_hacking(rows: Rows, context: Context) -> Sign | None:

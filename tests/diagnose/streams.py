@@ -264,12 +264,12 @@ MUST: dict[str, list[Stream]] = {
         Stream(rows(5, truncated=from_step(3, 1.0, 0.0), length=from_step(3, 64.0, 20.0)), 'truncated 1.00', RUN),
     ],
     'repetition': [
-        Stream(rows(6, repetitive=from_step(3, 0.5, 0.1)), 'repetitive 0.1 in steps 0 to 2, 0.5 in steps 3 to 5', RUN),
+        Stream(rows(6, repetitive=from_step(3, 0.5, 0.1)), 'repetitive 0.1 in step 0, 0.5 in steps 3 to 5', RUN),
         # broken by the first update
-        Stream(rows(6, repetitive=from_step(1, 0.5, 0.0)), 'repetitive 0.33 in steps 0 to 2, 0.5 in steps 3 to 5', RUN),
+        Stream(rows(6, repetitive=from_step(1, 0.5, 0.0)), 'repetitive 0 in step 0, 0.5 in steps 3 to 5', RUN),
     ],
     'language_mixing': [
-        Stream(rows(6, language_mixed=from_step(3, 0.3, 0.0)), 'language_mixed 0 in steps 0 to 2, 0.3 in steps', RUN)
+        Stream(rows(6, language_mixed=from_step(3, 0.3, 0.0)), 'language_mixed 0 in step 0, 0.3 in steps', RUN)
     ],
     'length_hacking': [
         # 2 tokens a step: 49 on average in steps 10 to 19, 69 in 20 to 29, 89 in 30 to 39, 1.29 and 1.8 times those
