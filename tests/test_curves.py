@@ -136,6 +136,16 @@ def test_the_end_of_a_run_prints_changes_curves_and_paths(tmp_path, capsys, monk
     ]
 
 
+def test_prompts_that_were_learned_from_are_not_called_held_out(tmp_path, capsys, figures):
+    workdir = write(tmp_path, rows([0.0, 1.0], [3, 5]), [{'step': 0, 'greedy': 0.5}, {'step': 2, 'greedy': 0.75}])
+    (tmp_path / 'contents.json').write_text('{"splits": {"train": {"rows": 2}, "test": {"rows": 2}}}')
+    for share, words in (0.0, 'training'), (0.3, 'held-out'):
+        (tmp_path / 'config.json').write_text(f'{{"data": {{"held_out": {share}}}}}')
+        console.print_outcome(workdir)
+        out, title = capsys.readouterr().out, figures[-1].axes[1].get_title(loc='left')
+        assert f'{words} prompts' in out and f'{words} greedy ' in out and title == f'{words} prompts'
+
+
 def test_the_final_table_is_short_and_the_command_for_the_rest_can_be_pasted(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv('PATH', os.path.dirname(sys.executable))  # in a virtual environment that is activated
     folder = tmp_path / 'my run'

@@ -526,6 +526,16 @@ def test_a_number_without_a_slice_is_refused_with_the_nearest(name, near):
         plan.make(tiny_run.config(), name)
 
 
+def test_a_slice_is_not_called_unknown_while_another_process_has_the_compiler(monkeypatch):
+    def fail(**options):
+        raise jax.errors.JaxRuntimeError('ABORTED: Internal error when accessing libtpu multi-process lockfile.')
+
+    monkeypatch.setattr(topology.importlib.util, 'find_spec', lambda name: True)
+    monkeypatch.setattr(topology.topologies, 'get_topology_desc', fail)
+    with pytest.raises(BadInput, match=r'v5e:2x2.: waits for libtpu, which another process'):
+        topology.devices('v5e:2x2')
+
+
 # GPUs
 
 

@@ -157,6 +157,7 @@ def test_limit_that_leaves_no_prompt_is_refused(tokenizer):
     'changes, message',
     [
         ({'name': 'nonsense'}, r"^data.name = 'nonsense': no such file in grpo_jax/data"),
+        ({'name': f'{__file__}:mine'}, r'a data set is a whole file, .* examples\(split, .* leave out :mine$'),
         ({'name': 'jsonl'}, r"^data.name = 'jsonl': has no examples\(split, .*or name a data set"),
         ({'name': 'nonsense.py'}, r"^data.name = 'nonsense.py': no such file; add one with examples"),
         ({'options': {'digitz': 2}}, r'^data.options.digitz = 2: is no key; did you mean digits'),
