@@ -280,6 +280,9 @@ def open_recorded(
     for keys of config.evaluation. Raises BadInput when the config names code and trust is False.
     """
     config: Any = config_file.read_recorded(workdir, trust)
+    if os.path.isdir(os.path.join(workdir, 'reward_model')):
+        remedy = 'holds a reward model, in its folder reward_model, and no policy; name the folder of a policy'
+        raise BadInput('--workdir', workdir, remedy)
     config.mesh = meshes.Axes()._asdict()
     config.evaluation.update(evaluation or {})
     return open_config(config, workdir, folder=files.path_inside(workdir, 'model'), functions=functions)

@@ -184,8 +184,9 @@ def _paths(folder, split, prefix, one_split, subset):
             )
         return paths
     if not os.path.isdir(folder):
-        remedy = 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set'
-        raise BadInput('data.options.folder', folder, remedy)
+        where = '' if os.path.isabs(folder) else f' in {os.getcwd()}; go where it is, or'
+        remedy = 'set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set'
+        raise BadInput('data.options.folder', folder, f'no such folder{where or ";"} {remedy}')
     raise MissingSplit(
         'data.options.folder',
         folder,
