@@ -163,7 +163,7 @@ def test_a_schema_goes_through_every_command(request, copies, name, tmp_path):
     steps = SCHEMAS[name].get('data.name') == 'step_labels'
     shown = make_config(copies, name, **{'supervised.updates': 0} if steps else {})
     assert any(line.startswith('ids ') for line in show.lines(shown, 1))
-    assert plan.make(config, 'gpu:a100-40').shapes.prompts == config.data.prompts_per_step
+    assert plan.make(config, 'gpu:a100-40').shapes.prompts % config.data.prompts_per_step == 0
     if steps:
         config.rollout.max_tokens = 64
         reward_model.run(config, workdir)
@@ -172,7 +172,7 @@ def test_a_schema_goes_through_every_command(request, copies, name, tmp_path):
         config.steps = 2
         assert train.run(config, workdir).step == 2
         content, _ = evaluate.open_report(evaluate.open_subject(None, workdir), 1, 'test')
-        assert content['prompts'] == config.evaluation.prompts
+        assert 0 < content['prompts'] <= config.evaluation.prompts
         assert sample.run(None, workdir, samples, sample.Request(samples=1, prompts=2))['prompts'] == 2
         preset = SCHEMAS[name].get('preset', 'dr_grpo')
         get_config = functools.partial(make_config, copies, name)
