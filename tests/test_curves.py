@@ -82,6 +82,7 @@ def test_numbers_that_are_missing_or_not_finite_are_gaps(tmp_path, figures):
     np.testing.assert_array_equal(reward[0][1], [math.nan, math.nan, 1.0])
     np.testing.assert_array_equal(held_out[0][1], [math.nan, 0.5])
     assert [panel.lines[0].get_marker() for panel in figures[0].axes] == ['o', 'o', 'None']  # one number is a point
+    assert [panel.get_xlabel() for panel in figures[0].axes] == ['step'] * 3
 
 
 @pytest.mark.parametrize('evaluations', [None, []], ids=['no file', 'no row'])

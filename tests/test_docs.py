@@ -271,6 +271,7 @@ def test_the_readme_is_read_in_two_minutes(advice):
     named = re.findall(r'`(\w+)`', ' '.join(families))
     assert sorted(named) == sorted(advice), 'each preset of the project in one family'
     assert f'{len(advice)} presets' in readme
+    assert '(docs/not.md)' in readme and '(docs/coming_from.md)' in readme
 
 
 # the site
