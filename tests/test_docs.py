@@ -517,7 +517,9 @@ def test_what_the_examples_set_arrives(folder):
         method = algorithms.make(config.algorithm, config.collection)
     assert pieces.name_of(method.surrogate) == 'importance' and method.dead_groups == 'drop'
     with doc_examples.parsed('train', own['squash']):
-        method = algorithms.make(doc_examples.flags.FLAGS.config.algorithm)
+        config = doc_examples.flags.FLAGS.config
+        method = algorithms.make(config.algorithm)
+    assert config.learner.minibatches == 2  # with one the ratio is 1, and the variant does nothing
     # -2 w tanh(.2 / w) with w = .4
     loss = method.surrogate(jnp.array([[1.2]]), jnp.array([[2.0]]))
     np.testing.assert_allclose(loss, [[-0.8 * np.tanh(0.5)]], rtol=1e-6)

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -356,6 +358,15 @@ def test_very_many_prompts_are_encoded_when_they_are_drawn(tmp_path, monkeypatch
     assert [lazy.tokens[i] for i in (3, 50, 60)] == [whole.tokens[i] for i in (3, 50, 60)]
     assert data.pick(lazy, [5, 3]).tokens[1] == whole.tokens[3] and len(encoded) == 4
     assert list(lazy.tokens) == list(whole.tokens)
+
+
+def test_a_start_on_200_000_rows_takes_less_than_5_seconds_beyond_reading_them(long):
+    # seconds of the CPU, since other work on the machine makes the clock's longer; types are not checked there
+    done = subprocess.run([sys.executable, '-m', 'benchmarks.many_rows'], capture_output=True, text=True, check=True)
+    seconds = {name: float(text) for name, text in re.findall(r'^(.*?)  .*CPU +([\d.]+) s$', done.stdout, re.MULTILINE)}
+    read = seconds['reads the files']
+    assert seconds['opens the splits, reads included'] - read + seconds['digests'] < 5, seconds
+    assert seconds['opens all of it again (resume)'] - read < 5, seconds
 
 
 def test_a_prompt_that_may_open_thinking_is_encoded_before_the_run():
