@@ -4,6 +4,7 @@ import ast
 import contextlib
 from html.parser import HTMLParser
 import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import types
 
 from absl import flags
 import jax.numpy as jnp
@@ -461,10 +463,13 @@ EXECUTED = set()  # pages may share a block; it runs once
 def test_python_runs(folder, page, finished, tiny_model, monkeypatch, request):
     if page == 'docs/notebooks.md':  # a sweep of four runs, whose like test_sweep has
         request.getfixturevalue('long')
+    if importlib.util.find_spec('pandas') is None:  # which no extra installs
+        frames = types.SimpleNamespace(DataFrame=lambda rows: {name: [row[name] for row in rows] for name in rows[0]})
+        monkeypatch.setitem(sys.modules, 'pandas', frames)
     for module in (train, supervised):
 
         def run_less(config, *arguments, run=module.run, **options):
-            doc_examples.shrink(config, tiny_model, cold_start=1)
+            doc_examples.shrink(config, tiny_model, cold_start=min(config.supervised.updates, 1))
             return run(config, *arguments, **options)
 
         monkeypatch.setattr(module, 'run', run_less)

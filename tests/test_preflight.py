@@ -456,6 +456,8 @@ def test_the_table_of_programs_has_every_figure(slices, monkeypatch, capsys):
     assert '…' not in shown and '\\n' not in shown and max(map(len, shown.splitlines())) <= report.WIDTH
     assert all(f'{kind} {size / 1e9:.2f}' in words for kind, size in kinds.items())
     assert all(text in words for text in ('learner.update', '1274.00', '2497.3', '6467.0', 'rollout: decode'))
+    columns = ('arg GiB', 'out GiB', 'temp GiB', 'peak GiB', 'gaps GiB', 'in use GiB', 'TFLOP', 'products ms')
+    assert all(f'{column}: ' in words for column in columns), 'each is explained below'
 
 
 @pytest.fixture
