@@ -149,6 +149,13 @@ def test_a_model_is_evaluated_on_rows(tmp_path):
     assert content['prompts'] == 2 and content['split'] == 'test'
 
 
+def test_a_run_on_other_data_is_evaluated_on_rows(tmp_path):
+    made = tiny_run.config(steps=1, evaluation__every=0, evaluation__prompts=2, evaluation__samples=1)
+    train.run(made, str(tmp_path / 'run'))
+    content, rows = evaluate.open_report(evaluate.open_subject(None, str(tmp_path / 'run'), examples=ROWS), 1, 'test')
+    assert content['prompts'] == 2 and {row['prompt'] for row in rows} <= {row['prompt'] for row in TEST}
+
+
 def test_preflight_plans_a_run_of_rows(tmp_path):
     run, _ = opened(tmp_path / 'run', ROWS)
     make_workdir(run, 0)
