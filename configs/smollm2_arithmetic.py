@@ -31,7 +31,8 @@ def get_config(preset='dr_grpo'):
     config.reward.parts = (('numeric', 1.0), ('format', 0.2))
     if config.collection.gate == 'reward':  # the format is to teach only beside a right sum
         config.collection.gate = 'outcome'
-    if config.collection.dead_groups == 'keep':  # packed rows without them take less time
+    # packed rows without them take less time
+    if config.collection.dead_groups == 'keep' and config.collection.gate != 'none':
         config.collection.dead_groups = 'drop'
     config.supervised.updates = 160
     config.supervised.batch = 16

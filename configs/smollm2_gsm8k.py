@@ -29,7 +29,8 @@ def get_config(preset='dr_grpo'):
     config.rollout.max_tokens = 160
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 160
-    if config.collection.dead_groups == 'keep':  # most are: packed rows without them take a fraction of the time
+    # most are: packed rows without them take a fraction of the time
+    if config.collection.dead_groups == 'keep' and config.collection.gate != 'none':
         config.collection.dead_groups = 'drop'
     config.supervised.updates = 40
     config.supervised.batch = 8

@@ -32,7 +32,8 @@ def get_config(preset='dr_grpo'):
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 20
     config.reward.parts, config.reward.verifier = (('expression', 1.0),), 'expression'
-    if config.collection.dead_groups == 'keep':  # packed rows without them take less time
+    # packed rows without them take less time
+    if config.collection.dead_groups == 'keep' and config.collection.gate != 'none':
         config.collection.dead_groups = 'drop'
     config.supervised.updates = 6
     config.supervised.batch = 16

@@ -273,17 +273,28 @@ def _cells(summary, name, digits=3):
 
 
 def open_recorded(
-    workdir: str, trust: bool = False, functions: Mapping | None = None, evaluation: Mapping | None = None
+    workdir: str,
+    trust: bool = False,
+    functions: Mapping | None = None,
+    evaluation: Mapping | None = None,
+    from_python: bool = False,
 ) -> Run:
     """Opens the Run of a workdir from its recorded config, on its mesh or, with more or fewer devices, on a chosen one.
 
     trust: whether the code files that the config names may run; functions: as given to train.run; evaluation: values
-    for keys of config.evaluation. Raises BadInput when the config names code and trust is False.
+    for keys of config.evaluation; from_python: for rows from Python, as Settings.with_rows takes them. Raises BadInput
+    when the config names code and trust is False.
     """
     config: Any = config_file.read_recorded(workdir, trust)
+    config = make_python_config(config) if from_python else config
+    if os.path.isdir(os.path.join(workdir, 'reward_model')):
+        remedy = 'holds a reward model, in its folder reward_model, and no policy; name the folder of a policy'
+        raise BadInput('--workdir', workdir, remedy)
     config.mesh = meshes.Axes()._asdict()
     config.evaluation.update(evaluation or {})
-    return open_config(config, workdir, folder=files.path_inside(workdir, 'model'), functions=functions)
+    recorded = NOWHERE if from_python else workdir  # whose data are others
+    run = open_config(config, recorded, folder=files.path_inside(workdir, 'model'), functions=functions)
+    return dataclasses.replace(run, workdir=workdir)
 
 
 def open_policy(run: Run, step: int | None = None) -> tuple[Any, int]:
@@ -320,7 +331,7 @@ def open_subject(
         remedy = 'and --config: give one of them, the folder of a run, or the config of a model in model.path'
         raise BadInput('--workdir', NO_VALUE, remedy)
     if workdir is not None:
-        run = open_recorded(workdir, trust, evaluation=evaluation)
+        run = open_recorded(workdir, trust, evaluation=evaluation, from_python=examples is not None)
 
         def load_run():
             params, saved_at = open_policy(run, step)

@@ -126,6 +126,7 @@ def test_a_word_on_the_command_line_that_is_no_flag_is_refused_with_what_is_mean
 
 def test_all_foreign_flags_are_refused_at_once(capsys):
     own = ['--workdir=w', '--config=arithmetic', '--num_generations=8', '--beta', '0.04', '--learning_rate=1e-6']
+    own += ['--config.steps=3', '--noconfig.data.chat', '--config.optimizer.learning_rate', '-1']  # which are known
     with pytest.raises(SystemExit), doc_examples.parsed('train', own):
         pass
     lines = capsys.readouterr().err.splitlines()

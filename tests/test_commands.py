@@ -55,6 +55,11 @@ def test_an_unknown_command_is_refused_with_the_list():
     assert done.returncode == 2 and done.stderr.startswith("error: command = 'trian'") and 'train' in done.stderr
 
 
+def test_a_flag_that_a_command_needs_is_asked_for_by_name():
+    done = run('grpo_jax', 'export', '--workdir=runs/x')
+    assert (done.returncode, done.stderr) == (2, 'error: --out must be given\n')
+
+
 def test_help_shows_purpose_examples_and_the_commands_own_flags():
     done = run('grpo_jax', 'sweep', '--help')
     assert (done.returncode, done.stderr) == (0, '')

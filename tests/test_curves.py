@@ -82,6 +82,7 @@ def test_numbers_that_are_missing_or_not_finite_are_gaps(tmp_path, figures):
     np.testing.assert_array_equal(reward[0][1], [math.nan, math.nan, 1.0])
     np.testing.assert_array_equal(held_out[0][1], [math.nan, 0.5])
     assert [panel.lines[0].get_marker() for panel in figures[0].axes] == ['o', 'o', 'None']  # one number is a point
+    assert [panel.get_xlabel() for panel in figures[0].axes] == ['step'] * 3
 
 
 @pytest.mark.parametrize('evaluations', [None, []], ids=['no file', 'no row'])
@@ -134,6 +135,16 @@ def test_the_end_of_a_run_prints_changes_curves_and_paths(tmp_path, capsys, monk
         f'report: {sys.executable} -m grpo_jax report --workdir={tmp_path}',
         f'everything the run wrote: {tmp_path}',
     ]
+
+
+def test_prompts_that_were_learned_from_are_not_called_held_out(tmp_path, capsys, figures):
+    workdir = write(tmp_path, rows([0.0, 1.0], [3, 5]), [{'step': 0, 'greedy': 0.5}, {'step': 2, 'greedy': 0.75}])
+    (tmp_path / 'contents.json').write_text('{"splits": {"train": {"rows": 2}, "test": {"rows": 2}}}')
+    for share, words in (0.0, 'training'), (0.3, 'held-out'):
+        (tmp_path / 'config.json').write_text(f'{{"data": {{"held_out": {share}}}}}')
+        console.print_outcome(workdir)
+        out, title = capsys.readouterr().out, figures[-1].axes[1].get_title(loc='left')
+        assert f'{words} prompts' in out and f'{words} greedy ' in out and title == f'{words} prompts'
 
 
 def test_the_final_table_is_short_and_the_command_for_the_rest_can_be_pasted(tmp_path, capsys, monkeypatch):

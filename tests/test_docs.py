@@ -4,6 +4,7 @@ import ast
 import contextlib
 from html.parser import HTMLParser
 import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import types
 
 from absl import flags
 import jax.numpy as jnp
@@ -271,6 +273,7 @@ def test_the_readme_is_read_in_two_minutes(advice):
     named = re.findall(r'`(\w+)`', ' '.join(families))
     assert sorted(named) == sorted(advice), 'each preset of the project in one family'
     assert f'{len(advice)} presets' in readme
+    assert '(docs/not.md)' in readme and '(docs/coming_from.md)' in readme
 
 
 # the site
@@ -460,10 +463,13 @@ EXECUTED = set()  # pages may share a block; it runs once
 def test_python_runs(folder, page, finished, tiny_model, monkeypatch, request):
     if page == 'docs/notebooks.md':  # a sweep of four runs, whose like test_sweep has
         request.getfixturevalue('long')
+    if importlib.util.find_spec('pandas') is None:  # which no extra installs
+        frames = types.SimpleNamespace(DataFrame=lambda rows: {name: [row[name] for row in rows] for name in rows[0]})
+        monkeypatch.setitem(sys.modules, 'pandas', frames)
     for module in (train, supervised):
 
         def run_less(config, *arguments, run=module.run, **options):
-            doc_examples.shrink(config, tiny_model, cold_start=1)
+            doc_examples.shrink(config, tiny_model, cold_start=min(config.supervised.updates, 1))
             return run(config, *arguments, **options)
 
         monkeypatch.setattr(module, 'run', run_less)
@@ -516,7 +522,9 @@ def test_what_the_examples_set_arrives(folder):
         method = algorithms.make(config.algorithm, config.collection)
     assert pieces.name_of(method.surrogate) == 'importance' and method.dead_groups == 'drop'
     with doc_examples.parsed('train', own['squash']):
-        method = algorithms.make(doc_examples.flags.FLAGS.config.algorithm)
+        config = doc_examples.flags.FLAGS.config
+        method = algorithms.make(config.algorithm)
+    assert config.learner.minibatches == 2  # with one the ratio is 1, and the variant does nothing
     # -2 w tanh(.2 / w) with w = .4
     loss = method.surrogate(jnp.array([[1.2]]), jnp.array([[2.0]]))
     np.testing.assert_allclose(loss, [[-0.8 * np.tanh(0.5)]], rtol=1e-6)

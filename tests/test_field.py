@@ -1,13 +1,16 @@
 """The cases of tests/field/repro.py keep running: what strangers' inputs showed, asserted or printed."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FAST = ['spaces', 'tags', 'prefilled', 'ends', 'tied', 'unknown', 'needs', 'golds', 'language']
+FAST = ['spaces', 'tags', 'prefilled', 'ends', 'tied', 'unknown', 'needs', 'golds', 'language', 'choice']
+OF_DATA = ['plus', 'pipe', 'files']
+OF_SPLITS = ['splits', 'solved']
 
 
 def test_a_run_on_other_contents_is_as_its_user_expects(long):
@@ -28,7 +31,7 @@ def test_cases_of_rewards_and_models_run():
 
 
 def test_cases_of_data_run():
-    run(['plus', 'pipe'])
+    run(OF_DATA)
 
 
 @pytest.mark.usefixtures('long')
@@ -38,4 +41,9 @@ def test_cases_that_train_run():
 
 @pytest.mark.usefixtures('long')
 def test_cases_of_splits_and_prompts_run():
-    run(['splits', 'solved'])
+    run(OF_SPLITS)
+
+
+def test_every_case_is_run_by_a_test():
+    cases = re.findall(r'^@case\ndef (\w+)', (ROOT / 'tests' / 'field' / 'repro.py').read_text('utf8'), re.MULTILINE)
+    assert sorted(cases) == sorted([*FAST, *OF_DATA, *OF_SPLITS, 'budget', 'resumed'])

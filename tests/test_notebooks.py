@@ -231,6 +231,8 @@ def test_quickstart_shows_a_step_and_trains_with_long_each_cell_twice(request, o
     assert 'Dr. GRPO                 +0.375 -0.625 +0.375' in out
     assert 'RLOO                     +0.429 -0.714 +0.429' in out
     assert 'image/png' in kinds(cells) and '-> ' in out
+    assert '44 to learn from, 20 to be evaluated on' in out
+    assert re.search(r'pass@1 \d\.\d\d of \d+ prompts, like \d\+\d=', out)
     workdir = tmp_path / 'runs' / 'quickstart'
     assert [row['step'] for row in tiny_run.rows(workdir)] == [0, 1]
     assert [row['step'] for row in tiny_run.rows(workdir, 'evaluations.jsonl')] == [0, 2]

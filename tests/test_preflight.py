@@ -456,6 +456,8 @@ def test_the_table_of_programs_has_every_figure(slices, monkeypatch, capsys):
     assert '…' not in shown and '\\n' not in shown and max(map(len, shown.splitlines())) <= report.WIDTH
     assert all(f'{kind} {size / 1e9:.2f}' in words for kind, size in kinds.items())
     assert all(text in words for text in ('learner.update', '1274.00', '2497.3', '6467.0', 'rollout: decode'))
+    columns = ('arg GiB', 'out GiB', 'temp GiB', 'peak GiB', 'gaps GiB', 'in use GiB', 'TFLOP', 'products ms')
+    assert all(f'{column}: ' in words for column in columns), 'each is explained below'
 
 
 @pytest.fixture
@@ -524,6 +526,16 @@ def test_names_of_clouds_are_slices(name, full):
 def test_a_number_without_a_slice_is_refused_with_the_nearest(name, near):
     with pytest.raises(BadInput, match=f'--topology = {name!r}: is no slice; the nearest are {near}'):
         plan.make(tiny_run.config(), name)
+
+
+def test_a_slice_is_not_called_unknown_while_another_process_has_the_compiler(monkeypatch):
+    def fail(**options):
+        raise jax.errors.JaxRuntimeError('ABORTED: Internal error when accessing libtpu multi-process lockfile.')
+
+    monkeypatch.setattr(topology.importlib.util, 'find_spec', lambda name: True)
+    monkeypatch.setattr(topology.topologies, 'get_topology_desc', fail)
+    with pytest.raises(BadInput, match=r'v5e:2x2.: waits for libtpu, which another process'):
+        topology.devices('v5e:2x2')
 
 
 # GPUs

@@ -1,6 +1,7 @@
 """Data from Python: rows that lie in no file train, and are the run's from then on."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from grpo_jax.example import Example
 from grpo_jax.run import config_file
 from grpo_jax.run.open import make_workdir, open_split, open_training
 from grpo_jax.run.steering import Steering
-from grpo_jax.tools import sweep
+from grpo_jax.tools import export, provenance, report, sweep
 from grpo_jax.tools.preflight import plan
 from tests import small_model, tiny_run
 
@@ -79,6 +80,8 @@ def test_a_run_goes_on_with_the_same_rows_alone(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r'holds a run whose data came from Python; go on with train\.run') as error:
         open_training(tiny_run.config(), str(tmp_path / 'run'))
     assert '\n' not in str(error.value)
+    with pytest.raises(BadInput, match=r"folder = '': names none; hand rows to train.run\(examples=\.\.\.\), or set"):
+        open_training(tiny_run.config(data__name='files', data__options={'folder': ''}), str(tmp_path / 'other'))
     # files with the same rows
     for split, rows in ROWS.items():
         (tmp_path / f'{split}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
@@ -97,6 +100,8 @@ def test_check_takes_rows_and_commands_on_the_run_say_where_they_are(tmp_path):
     'examples, words',
     [
         ({'test': TEST}, "have no split 'train'"),
+        ({'train': None}, "examples = {'train': None}: have no rows; give a list of dicts"),
+        ('data/sums', "examples = {'train': 'data/sums'}: have no rows"),
         ({'train': ['prompt', 'answer'], 'test': TEST}, r"examples\['train'\]\[0\] = 'prompt': must be a dict or an"),
         ({'train': [{'prompt': ['1'], 'answer': 2}], 'test': TEST}, r"field 'prompt'"),
     ],
@@ -116,6 +121,11 @@ def test_a_run_of_rows_goes_on_and_is_evaluated_and_sampled_with_them(tmp_path):
     assert content['prompts'] == 2 and {row['prompt'] for row in completions} <= {row['prompt'] for row in TEST}
     figures = sample.run(None, workdir, str(tmp_path / 'samples'), sample.Request(samples=1, prompts=3), examples=TRAIN)
     assert figures['prompts'] == 3 and len(tiny_run.rows(tmp_path / 'samples', '000000.jsonl')) == 3
+    # what reads no rows needs none
+    assert not [*provenance.verify(workdir), *provenance.compare_contents(workdir)]
+    assert 'examples of train.run' in '\n'.join(provenance.describe_run(workdir))
+    assert os.path.isfile(report.write_report([workdir]))
+    export.export(workdir, str(tmp_path / 'exported'), 'float32')
 
 
 def test_a_sweep_trains_each_run_on_the_rows_and_finds_what_is_finished(tmp_path, capsys):
@@ -137,6 +147,13 @@ def test_a_model_is_evaluated_on_rows(tmp_path):
     made = tiny_run.config(model__path=folder, model__random_init=False, evaluation__prompts=2, evaluation__samples=1)
     content, _ = evaluate.open_report(evaluate.open_subject(made, None, examples=ROWS), 1, 'test')
     assert content['prompts'] == 2 and content['split'] == 'test'
+
+
+def test_a_run_on_other_data_is_evaluated_on_rows(tmp_path):
+    made = tiny_run.config(steps=1, evaluation__every=0, evaluation__prompts=2, evaluation__samples=1)
+    train.run(made, str(tmp_path / 'run'))
+    content, rows = evaluate.open_report(evaluate.open_subject(None, str(tmp_path / 'run'), examples=ROWS), 1, 'test')
+    assert content['prompts'] == 2 and {row['prompt'] for row in rows} <= {row['prompt'] for row in TEST}
 
 
 def test_preflight_plans_a_run_of_rows(tmp_path):

@@ -249,6 +249,9 @@ def test_show_prints_text_and_ids():
     texts = [ast.literal_eval(line[5:]) for line in lines if line.startswith('text')]
     assert len(ids) == len(texts) == 2
     assert all(text.endswith('=') and len(i) == len(text) for text, i in zip(texts, ids, strict=True))
+    assert not any(line.startswith('demonstration') for line in lines)  # a run without a cold start learns from none
+    shown = [*show.lines(tiny_run.config(preset='sft'), 2)]
+    assert [line.partition(' ')[0] for line in shown[2:6]] == ['example', 'text', 'ids', 'demonstration']
 
 
 def test_the_main_loop_fits_on_one_screen_and_a_half():

@@ -3,15 +3,17 @@
 What a run reads is recorded while it runs, and what the fields say of their readers is compared with that.
 """
 
+import itertools
 import os
 
 import pytest
 
 from grpo_jax import PACKAGE, ranges, train
 from grpo_jax.errors import BadInput
+from grpo_jax.run import config_file
 from grpo_jax.run.cli import read_steering
-from grpo_jax.run.open import open_run
-from grpo_jax.run.settings import Keys
+from grpo_jax.run.open import make_algorithm, open_run
+from grpo_jax.run.settings import Keys, Settings
 from grpo_jax.run.steering import Steering
 from tests import reads, small_model, tiny_run
 from tests.doc_examples import parsed
@@ -188,6 +190,23 @@ def test_a_run_goes_on_with_the_flags_it_was_begun_with_and_takes_no_new_one_tha
     with pytest.raises(BadInput, match=r'collection.reference_mix = 0.4: nothing but'):
         opened(tmp_path / 'run', flags=flags, amend=True, collection__reference_mix=0.4)
     opened(tmp_path / 'run', amend=True, collection__reference_mix=0.4)  # a config that was edited
+
+
+def test_every_experiment_starts_with_every_preset(long):
+    refused = set()
+    for name in [
+        name for name in config_file.experiments() if not name.startswith('labs/')
+    ]:  # made for one preset each
+        for preset in PRESETS:
+            config = config_file.read_config(config_file.locate(name), preset)
+            try:
+                assert make_algorithm(config) and Settings.from_config(config)
+            except BadInput as error:
+                refused.add((name, preset, str(error).partition(':')[0]))
+    filters = itertools.product(
+        ('preferences', 'tinystories'), ('dapo', 'entropy_8020')
+    )  # by correctness, of no verifier
+    assert refused == {(*pair, "collection.gate = 'outcome'") for pair in filters}
 
 
 def test_the_command_hands_on_which_keys_are_flags():

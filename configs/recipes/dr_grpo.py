@@ -24,7 +24,8 @@ def get_config(preset='dr_grpo'):
     config.rollout.group_size = 8
     config.rollout.max_tokens = 3000
     config.rollout.temperature = 1.0
-    config.algorithm.fixed_length = 3000
+    if config.algorithm.weights == 'fixed_length':
+        config.algorithm.fixed_length = 3000
     config.optimizer.learning_rate = 1e-6
     config.learner.epochs = 1
     config.learner.minibatches = 1

@@ -23,7 +23,7 @@ def get_config(preset='grpo'):
     config.data.prompts_per_step = 256
     config.data.max_prompt_tokens = 256
     config.rollout.group_size = 4
-    if config.algorithm.kl != 'none':
+    if config.algorithm.kl != 'none' and config.algorithm.kl_placement == 'loss':
         config.algorithm.kl, config.algorithm.kl_coef = 'none', 0.0
     config.optimizer.learning_rate, config.optimizer.weight_decay = 6e-6, 0.017
     config.evaluation.prompts, config.evaluation.samples = 1319, 1

@@ -369,6 +369,10 @@ def _import(name):
         exists = name.isidentifier() and importlib.util.find_spec(path)
         module = importlib.import_module(path) if exists else None
     if module is None:
+        file, _, function = name.rpartition(':')
+        if os.path.isfile(file):
+            remedy = f'a data set is a whole file, with a function examples(split, **options); leave out :{function}'
+            raise BadInput('data.name', name, remedy)
         place = 'file' if user_files.is_file(name) else 'file in grpo_jax/data'
         raise BadInput(
             'data.name', name, f'no such {place}; add one with examples(split, **options), or name FILE.py of yours'

@@ -184,8 +184,10 @@ def _paths(folder, split, prefix, one_split, subset):
             )
         return paths
     if not os.path.isdir(folder):
-        remedy = 'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set'
-        raise BadInput('data.options.folder', folder, remedy)
+        where = f'no such folder in {os.getcwd()}; go where it is, or ' * (not os.path.isabs(folder))
+        where = where or 'no such folder; ' if folder else 'names none; hand rows to train.run(examples=...), or '
+        remedy = 'set data.options.folder or GRPO_JAX_DATA, or data.path to the id of a data set'
+        raise BadInput('data.options.folder', folder, where + remedy)
     raise MissingSplit(
         'data.options.folder',
         folder,

@@ -89,6 +89,9 @@ def choose_folder(
 def list_rows(examples: Mapping[str, Iterable] | Iterable) -> dict[str, list]:
     """{split: its rows} of rows by split, or of those to learn from alone."""
     by_split = examples if isinstance(examples, Mapping) else {'train': examples}
+    for split, rows in by_split.items():
+        if isinstance(rows, str) or not (hasattr(rows, '__iter__') or hasattr(rows, '__getitem__')):
+            raise BadInput('examples', {split: rows}, 'have no rows; give a list of dicts or Examples for each split')
     return {split: list(rows) for split, rows in by_split.items()}
 
 

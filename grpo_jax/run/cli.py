@@ -206,7 +206,8 @@ def _name_flag(name, value=None):
 
 def _unknown_lines(error, argv):
     """A line for each flag that is not defined; error: absl's, about the first of them."""
-    unknown = [text.lstrip('-').partition('=') for text in flags.FLAGS(argv, known_only=True)[1:] if text[:1] == '-']
+    given = [text.lstrip('-').partition('=') for text in argv[1:] if text[:1] == '-' and text.strip('-')[:1].isalpha()]
+    unknown = [flag for flag in given if not {flag[0], flag[0].removeprefix('no')} & {*flags.FLAGS}]
     for name, _, value in unknown:
         text = str(error) if name == error.flagname else f"Unknown command line flag '{name}'"
         yield f'error: {console.one_line(text)}; {_name_flag(name, value)}'

@@ -31,7 +31,7 @@ import rich.text
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import processes
-from grpo_jax.run.rows import read_rows, recorded_events
+from grpo_jax.run.rows import evaluated_prompts, read_rows, recorded_events
 from grpo_jax.text import Activity, columns, escape, listeners, shorten
 
 if TYPE_CHECKING:
@@ -364,9 +364,10 @@ def draw_curve(workdir: str) -> str:
     _plot(length_panel, steps, lengths, BLUE)
     for name, values in held_out.items():
         _plot(held_out_panel, evaluated, values, HELD_OUT.get(name, BLUE), marker='o', markersize=3.5, label=name)
+    evaluated_title = f'{evaluated_prompts(workdir)} prompts'
     titles = {
         reward_panel: 'training reward',
-        held_out_panel: 'held-out prompts' if held_out else 'held-out prompts: no evaluation',
+        held_out_panel: evaluated_title if held_out else f'{evaluated_title}: no evaluation',
         length_panel: 'tokens of a completion',
     }
     for panel, title in titles.items():
@@ -390,7 +391,7 @@ def print_outcome(workdir: str) -> None:
     since = reward_amended(workdir)
     paid = f'reward from step {since}, amended' if since else 'reward'
     curves = {paid: _read_metric(workdir, 'reward')[since:], 'length': _read_metric(workdir, 'length')}
-    curves |= {f'held-out {name}': values for name, values in _read_evaluations(workdir)[1].items()}
+    curves |= {f'{evaluated_prompts(workdir)} {name}': values for name, values in _read_evaluations(workdir)[1].items()}
     width = max(map(len, curves))
     lines = [f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()]
     show_tables(*_evaluation_table(workdir), *lines)
@@ -494,7 +495,7 @@ def _evaluation_table(workdir):
         if name in first and name in last
     ]
     headings = ['', f'step {first["step"]}', f'step {last["step"]}', 'change']
-    return [make_table(headings, rows, title='held-out prompts')]
+    return [make_table(headings, rows, title=f'{evaluated_prompts(workdir)} prompts')]
 
 
 def _can_print(text):

@@ -1,6 +1,7 @@
 """Rows of a run's files: metrics of a step (metrics.jsonl), events, and completions (rollouts/<step>.jsonl)."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import json
 import os
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.hosts import processes
+from grpo_jax.errors import BadInput
+from grpo_jax.hosts import json_file, processes
 from grpo_jax.hosts.files import Lines, atomic_write
 from grpo_jax.rewards import RewardFunctions, Rewards, list_terms
 from grpo_jax.text import exact_text
@@ -81,6 +83,15 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
     """The rows of a JSON Lines file, as dicts."""
     with open(path, encoding='utf8') as lines:
         return [json.loads(line) for line in lines]
+
+
+def evaluated_prompts(workdir: str | os.PathLike) -> str:
+    """'training' where a run's files say that it evaluates prompts of its train split, else 'held-out'."""
+    with contextlib.suppress(BadInput, LookupError, TypeError):  # of files that are not there, or damaged
+        config, contents = (json_file.read(os.path.join(workdir, f'{name}.json')) for name in ('config', 'contents'))
+        if contents['splits']['train'] == contents['splits']['test'] and not config['data']['held_out']:
+            return 'training'
+    return 'held-out'
 
 
 def rollout_rows(

@@ -19,7 +19,8 @@ from grpo_jax.text import escape, exact_text
 
 
 def lines(config: Any, count: int, split: str = 'train') -> Iterator[str]:
-    """Yields lines on the stop tokens and on the first `count` prompts of step 0: text, token ids, answer.
+    """Yields lines on the stop tokens and on the first `count` prompts of step 0: text, token ids, answer,
+    and the completions of the data that the run learns from.
 
     split: train, or test, of which an evaluation's prompts are shown. Raises BadInput for all that a run of the config,
     or its evaluation, would be refused for.
@@ -33,12 +34,15 @@ def lines(config: Any, count: int, split: str = 'train') -> Iterator[str]:
     yield f'model {run.model.folder}  prompts {len(dataset.examples)}  stop tokens ' + ' '.join(
         f'{i} {tokenizer.convert_ids_to_tokens(i)!r}' for i in stops
     )
+    learns = config.supervised.updates or config.collection.source in ('demonstrations', 'pairs')
+    imitated = ('demonstration', 'rejected') if learns and split == 'train' else ()
     for index in data.indices(config.seed, 0, count, len(dataset.examples), dataset.sources):
         example, ids = dataset.examples[index], dataset.tokens[index]
         yield ''
         yield f'example {example.id}, {len(ids)} of {config.data.max_prompt_tokens} tokens, answer {example.answer!r}'
         yield f'text {exact_text(tokenizer, ids)!r}'
         yield f'ids  {ids}'
+        yield from (f'{name} {example.meta[name]!r}' for name in imitated if name in example.meta)
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ from grpo_jax.run import cli, console, steering
 from grpo_jax.run.console import BLUE, GREY, INK, make_panels, series
 from grpo_jax.run.loop import owns_workdir
 from grpo_jax.run.open import make_algorithm, make_python_config, open_changes
-from grpo_jax.run.rows import read_rows
+from grpo_jax.run.rows import evaluated_prompts, read_rows
 from grpo_jax.run.steering import record_origins, recorded_origins
 from grpo_jax.text import escape
 
@@ -52,6 +52,7 @@ COLUMNS = {
     'entropy': ('entropy', 3),
     'seconds': ('seconds a step', 2),
 }
+LEARNED = 'held-out: prompts of the train split, since there are no others'
 ELSEWHERE = '*: learns from completions of another policy or of chosen groups; its training reward is theirs'
 FILE = 'sources.json'  # in a sweep's workdir: the sources of its reward functions
 
@@ -186,6 +187,7 @@ def summarize(
                 'mark': '*' * (preset in elsewhere),
                 'status': status,
                 'failures': failures,
+                'learned': any(evaluated_prompts(folder) == 'training' for folder in folders),
                 'curves': curves,
                 'runs': runs,
             }
@@ -214,6 +216,8 @@ def write_table(rows: Rows, workdir: str) -> None:
         file.write('\nMean over seeds, with the least and the greatest; length and entropy are of the last quarter.\n')
         if any(row['mark'] for row in rows):
             file.write(f'\n\\{ELSEWHERE}.\n')
+        if any(row['learned'] for row in rows):
+            file.write(f'\n{LEARNED}.\n')
         # messages quote other people's files; in a block of code, Markdown has no effect
         file.writelines(f'\nFailed:\n\n    {escape(line)}\n' for line in _failure_lines(rows))
 
@@ -245,6 +249,7 @@ def make_tables(rows: Rows) -> list[Any]:
         wrapped=['range held-out'],
     )
     notes = [ELSEWHERE] if any(row['mark'] for row in rows) else []
+    notes += [LEARNED] if any(row['learned'] for row in rows) else []
     return [table, *notes, *_failure_lines(rows)]
 
 

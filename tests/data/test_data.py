@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -157,6 +159,7 @@ def test_limit_that_leaves_no_prompt_is_refused(tokenizer):
     'changes, message',
     [
         ({'name': 'nonsense'}, r"^data.name = 'nonsense': no such file in grpo_jax/data"),
+        ({'name': f'{__file__}:mine'}, r'a data set is a whole file, .* examples\(split, .* leave out :mine$'),
         ({'name': 'jsonl'}, r"^data.name = 'jsonl': has no examples\(split, .*or name a data set"),
         ({'name': 'nonsense.py'}, r"^data.name = 'nonsense.py': no such file; add one with examples"),
         ({'options': {'digitz': 2}}, r'^data.options.digitz = 2: is no key; did you mean digits'),
@@ -355,6 +358,15 @@ def test_very_many_prompts_are_encoded_when_they_are_drawn(tmp_path, monkeypatch
     assert [lazy.tokens[i] for i in (3, 50, 60)] == [whole.tokens[i] for i in (3, 50, 60)]
     assert data.pick(lazy, [5, 3]).tokens[1] == whole.tokens[3] and len(encoded) == 4
     assert list(lazy.tokens) == list(whole.tokens)
+
+
+def test_a_start_on_200_000_rows_takes_less_than_5_seconds_beyond_reading_them(long):
+    # seconds of the CPU, since other work on the machine makes the clock's longer; types are not checked there
+    done = subprocess.run([sys.executable, '-m', 'benchmarks.many_rows'], capture_output=True, text=True, check=True)
+    seconds = {name: float(text) for name, text in re.findall(r'^(.*?)  .*CPU +([\d.]+) s$', done.stdout, re.MULTILINE)}
+    read = seconds['reads the files']
+    assert seconds['opens the splits, reads included'] - read + seconds['digests'] < 5, seconds
+    assert seconds['opens all of it again (resume)'] - read < 5, seconds
 
 
 def test_a_prompt_that_may_open_thinking_is_encoded_before_the_run():

@@ -171,8 +171,11 @@ def test_what_cannot_be_located_is_refused_in_one_line(hub_cache, name, path, re
 
 
 def test_a_folder_that_is_not_there_is_refused_without_an_id(hub_cache):
-    with pytest.raises(BadInput, match=r'no such folder; set data.options.folder or GRPO_JAX_DATA, or data.path'):
+    remedy = 'set data.options.folder or GRPO_JAX_DATA, or data.path'
+    with pytest.raises(BadInput, match=rf'no such folder in {os.getcwd()}; go where it is, or {remedy}'):
         read(data.locate(options('gsm8k', '', folder='no/where')))
+    with pytest.raises(BadInput, match=rf'no such folder; {remedy}'):
+        read(data.locate(options('gsm8k', '', folder='/no/where')))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,18 @@ def files(tmp_path, monkeypatch):
 COUNTRIES = [{'country': 'Peru', 'capital': 'Lima', 'continent': 'America'}, {'country': 'Chile'}]
 
 
+def test_the_table_of_well_known_data_sets_names_keys_and_options_that_exist():
+    with open(PAGE, encoding='utf8') as page:
+        rows = re.findall(r'^\| `(\S+/\S+)` \| (`name=.*?) \| (?:yes|golds|form)? ?\|$', page.read(), re.MULTILINE)
+    assert len({path for path, _ in rows}) >= 25
+    for path, settings in rows:
+        given = dict(text.split('=', 1) for text in re.findall(r'`([a-z_.]+=.*?)`', settings))
+        given.pop('reward_model.objective', None)
+        own = data.options_of(given.pop('name'))
+        for key in given:
+            assert key in data.DataOptions._fields + ('template',) or key.partition('.')[0] in own, (path, key)
+
+
 def test_a_data_set_of_ones_own_is_one_file(files):
     (files / 'countries').mkdir()
     (files / 'countries' / 'capitals_train.jsonl').write_bytes(cache.encode('x.jsonl', COUNTRIES))

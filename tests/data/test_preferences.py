@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from grpo_jax import reward_model, train
+from grpo_jax import evaluate, reward_model, train
 from grpo_jax.collect import demonstrations
 from grpo_jax.data import preferences
 from grpo_jax.errors import BadInput
@@ -143,6 +143,8 @@ def test_pairs_of_a_file_train_a_reward_model(pairs, tmp_path):
     reward_model.run(config(pairs, supervised__updates=2), str(tmp_path / 'run'))
     results = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())
     assert results['examples'] == 6 and (tmp_path / 'run' / 'reward_model' / 'config.json').exists()
+    with pytest.raises(BadInput, match='holds a reward model, in its folder reward_model, and no policy'):
+        evaluate.open_subject(None, str(tmp_path / 'run'))
 
 
 def test_the_chat_of_a_pair_is_its_prompt(tmp_path, qwen3):

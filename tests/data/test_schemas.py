@@ -1,5 +1,6 @@
 """Well-known data sets as small invented copies: each is read by flags alone, and its gold answers earn full reward."""
 
+import functools
 import json
 import os
 import pathlib
@@ -10,10 +11,13 @@ from absl import flags
 from ml_collections import config_flags
 import pytest
 
-from grpo_jax import reward_model, rewards, train
+from grpo_jax import evaluate, reward_model, rewards, sample, train
 from grpo_jax.errors import BadInput
 from grpo_jax.run import config_file
 from grpo_jax.run.open import NOWHERE, open_config, open_split, open_splits
+from grpo_jax.run.rows import evaluated_prompts
+from grpo_jax.tools import export, provenance, report, show, sweep
+from grpo_jax.tools.preflight import plan
 
 FIELD = pathlib.Path(__file__).resolve().parent.parent / 'field'
 OPTION = 'data.options.'
@@ -60,6 +64,7 @@ SCHEMAS = {
     'shepherd.jsonl': STEPS,
     'simple.csv': {OPTION + 'prompt_field': 'q'},
 }
+IN_THE_SUITE = 'countdown.jsonl'  # of what goes through every command
 SUMS = [(3 + 7 * i, 5 + 4 * i) for i in range(12)]
 OWN = {
     'apps.jsonl': lambda i, a, b: {
@@ -150,15 +155,35 @@ def test_a_schema_is_read_by_config_alone_and_its_golds_earn_full_reward(copies,
         assert set(gold_rewards(run, dataset.examples)) == {1.0}
 
 
-@pytest.mark.parametrize('name', [n for n in SCHEMAS if not SCHEMAS[n].get('evaluated') and n != 'simple.csv'])
-def test_a_schema_trains_one_step(long, copies, name, tmp_path):
-    config = make_config(copies, name)
-    if SCHEMAS[name].get('data.name') == 'step_labels':
+@pytest.mark.parametrize('name', [n for n in SCHEMAS if not SCHEMAS[n].get('evaluated')])
+def test_a_schema_goes_through_every_command(request, copies, name, tmp_path):
+    if name != IN_THE_SUITE:
+        request.getfixturevalue('long')
+    config, workdir, samples = make_config(copies, name), str(tmp_path / 'run'), str(tmp_path / 'samples')
+    steps = SCHEMAS[name].get('data.name') == 'step_labels'
+    shown = make_config(copies, name, **{'supervised.updates': 0} if steps else {})
+    assert any(line.startswith('ids ') for line in show.lines(shown, 1))
+    assert plan.make(config, 'gpu:a100-40').shapes.prompts % config.data.prompts_per_step == 0
+    if steps:
         config.rollout.max_tokens = 64
-        reward_model.run(config, str(tmp_path / 'run'))
+        reward_model.run(config, workdir)
     else:
-        train.run(config, str(tmp_path / 'run'))
-    assert os.path.isdir(tmp_path / 'run' / 'checkpoints')
+        train.run(config, workdir)
+        config.steps = 2
+        assert train.run(config, workdir).step == 2
+        content, _ = evaluate.open_report(evaluate.open_subject(None, workdir), 1, 'test')
+        assert 0 < content['prompts'] <= config.evaluation.prompts
+        assert sample.run(None, workdir, samples, sample.Request(samples=1, prompts=2))['prompts'] == 2
+        preset = SCHEMAS[name].get('preset', 'dr_grpo')
+        get_config = functools.partial(make_config, copies, name)
+        rows = sweep.run(lambda preset: get_config(preset=preset), [preset], 2, str(tmp_path / 'sweep'))
+        assert [row['status'] for row in rows] == ['2/2']
+        table = (tmp_path / 'sweep' / 'table.md').read_text()
+        assert (sweep.LEARNED in table) == (evaluated_prompts(workdir) == 'training')
+        export.export(workdir, str(tmp_path / 'exported'), 'float32')
+    assert os.path.isfile(report.write_report([workdir]))
+    assert not [*provenance.verify(workdir), *provenance.compare_contents(workdir)]
+    assert any(line.startswith('data: ') for line in provenance.describe_run(workdir))
 
 
 def test_without_a_test_split_evaluations_are_of_training_prompts_and_a_line_says_so(copies, caplog):

@@ -6,6 +6,7 @@
 Each case prints what was done, what a user expects, and what is seen. Works in a temporary folder, with the clone's own tiny models.
 """
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -276,16 +277,16 @@ def language():
     """Answers in other languages than English, gold 30. Expected: 1.0 each ('numeric' gives 1.0 for all but м^2)."""
     texts = ['答案：30', '答案：30。', '答案是30。', '答案是 30 个。', '所以一共有30个。', '综上所述，答案为 $30$。', '\\boxed{30\\text{个}}', '\\boxed{30元}', '答えは30です。']
     texts += ['정답은 30입니다.', 'Ответ: 30 груш.', '\\boxed{30\\text{ руб.}}', '\\boxed{30 \\, \\text{м}^2}', 'उत्तर 30 है।', 'الجواب هو 30']
-    print('  math   ', pays('30', texts))
-    print('  numeric', pays('30', texts, 'numeric'))
-    print('  gold 30个', pays('30个', ['\\boxed{30}']))
+    for part in ('math', 'numeric'):
+        assert {text for text, paid in pays('30', texts, part).items() if paid != 1} <= {'\\boxed{30 \\, \\text{м}^2}'}, part
+    assert pays('30个', ['\\boxed{30}']) == {'\\boxed{30}': 1}
 
 
 @case
 def choice():
     """Multiple choice as AMC, NuminaMath and instruction models write it. Expected: 1.0 each."""
-    print('  gold B', pays('B', ['\\boxed{B}', '\\boxed{B. 30}', '\\boxed{B) 30}', '\\boxed{\\textbf{(B) } 30}', 'B) 30', 'Option B', 'Therefore, B is correct.']))
-    print('  gold of a solution', pays('She picks $\\boxed{\\textbf{(B) } 30}$.', ['\\boxed{\\textbf{(B) } 30}', '\\boxed{B}', '\\boxed{30}']))
+    assert set(pays('B', ['\\boxed{B}', '\\boxed{B. 30}', '\\boxed{B) 30}', '\\boxed{\\textbf{(B) } 30}', 'B) 30', 'Option B', 'Therefore, B is correct.']).values()) == {1}
+    assert set(pays('She picks $\\boxed{\\textbf{(B) } 30}$.', ['\\boxed{\\textbf{(B) } 30}', '\\boxed{B}', '\\boxed{30}']).values()) == {1}
 
 
 @case
@@ -293,7 +294,10 @@ def golds():
     """Gold answers that the self-test passes, since it asks them about themselves, and that no usual answer meets.
     Expected: misjudged before the run, as '{"ground_truth": "30"}', '30 (thirty)' and 'A: 30' are, or understood."""
     for gold, answers in {'30个': ['\\boxed{30}'], '答案是30': ['\\boxed{30}'], '["A", "C"]': ['\\boxed{A, C}', '\\boxed{AC}'], 'B. 30': ['\\boxed{B}', '\\boxed{30}'], 'proof': ['\\boxed{proof}']}.items():
-        print('  gold', repr(gold), 'itself', pays(gold, [gold])[gold], pays(gold, answers))
+        if gold == 'proof':
+            assert all(math.isnan(paid) for paid in pays(gold, [gold, *answers]).values())
+        elif gold != '["A", "C"]':  # of which the column should be named as answer.0
+            assert set(pays(gold, answers).values()) == {1}, gold
 
 
 @case

@@ -59,10 +59,15 @@ def test_the_verdict_is_the_evaluation_before_and_after_with_intervals():
     assert 'moved from' in text and 'over 6 prompts' in meaning and 'overlap' in meaning
 
 
-def test_a_clear_change_has_risen():
+def test_a_clear_change_has_risen(tmp_path):
     rows = [{'step': 0, 'greedy': 0.4}, {'step': 9, 'greedy': 0.95}]
     run = read.Run('x', {'evaluation': {'prompts': 200}}, [], [], rows, [], [], [], [])
     assert ' rose from 40.0 %' in verdict.headline(read.Variant('x', [run]))[0]
+    assert verdict.headline(read.Variant('x', [run]))[0].startswith('Greedy accuracy on held-out prompts')
+    (tmp_path / 'contents.json').write_text('{"splits": {"train": {}, "test": {}}}')
+    (tmp_path / 'config.json').write_text('{"data": {"held_out": 0.0}}')
+    learned = read.Variant('x', [run._replace(folder=str(tmp_path))])
+    assert verdict.headline(learned)[0].startswith('Greedy accuracy on training prompts')
     rows = rows[::-1]
     run = run._replace(evaluations=[row | {'step': i} for i, row in enumerate(rows)])
     assert ' fell from 95.0 %' in verdict.headline(read.Variant('x', [run]))[0]

@@ -135,6 +135,9 @@ def devices(name: str, slices: int = 1) -> Sequence[Any]:
     try:
         return topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices
     except jax.errors.JaxRuntimeError as error:
+        if 'lockfile' in str(error):
+            remedy = 'waits for libtpu, which another process of this machine uses; try again when it has ended'
+            raise BadInput('--topology', name, remedy) from None
         raise BadInput(
             '--topology',
             name,

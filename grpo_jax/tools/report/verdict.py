@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax.figures import LEVEL
+from grpo_jax.run.rows import evaluated_prompts
 from grpo_jax.statistics import share_interval
 from grpo_jax.tools.report.read import Run, Variant, as_number
 
@@ -106,7 +107,8 @@ def headline(variant: Variant) -> tuple[str, str]:
         if not math.isnan(low) and low != high:
             end += f' ({format_figure(name, low).removesuffix(" %")} to {format_figure(name, high).removesuffix(" %")})'
         ends.append(end)
-    text = f'{MEANINGS[name]} {changed.direction} from {ends[0]} to {ends[1]} in {changed.steps[1]} steps.'
+    meaning = MEANINGS[name].replace('held-out', evaluated_prompts(variant.runs[0].folder))
+    text = f'{meaning} {changed.direction} from {ends[0]} to {ends[1]} in {changed.steps[1]} steps.'
     if changed.seeds > 1:
         return text, f'Means over {changed.seeds} seeds, with the least and the greatest in brackets.'
     if math.isnan(changed.first[1]):
