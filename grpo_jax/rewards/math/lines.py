@@ -73,19 +73,26 @@ RESULT = re.compile(
 REASON = re.compile(r'[^0-9.,:=]{0,30},?\s(?:because|since|as)\s')
 # words with which a number is no answer: before it, behind it, and between two numbers that are one answer
 HEDGED_BEFORE = re.compile(
-    r"\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up to|"
+    r"(?:\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up to|nearly|almost|just (?:over|under)|"
     r'(?:is|are|was|were) (?:over|under|above|below)|'
     r'(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower|other) than|'
-    r'(?:half|third|quarter|root|square|cube|multiple|power|factor|percent|%) of)\s+\$?$'
+    r'(?:half|third|quarter|root|square|cube|multiple|power|factor|percent|%) of)|'
+    r'^\W*(?:over|under|above|below))\s+\$?$'
 )
 HEDGED = re.compile(
     r"\s*(?:(?:(?:is|are|was|were|would be)\s*)?(?:not|never|cannot|wrong|incorrect|false)|isn't|"
     r"(?:does|do)(?:n't| not) (?:work|fit|hold|count|satisfy)|(?:[a-z]+ )?(?:is|are|was|were|would be|seems) "
     r'(?:wrong|incorrect|false|invalid|impossible|too|less|smaller|larger|bigger|greater|higher|lower)|'
     r'or (?:more|less|fewer|greater|higher|lower)|and (?:above|below|up)|at (?:least|most)|squared|cubed|factorial|'
-    r'fails?|remainder|R(?= ?[0-9])|times [0-9])\b'
+    r'fails?|remainder|R(?= ?[0-9])|(?:times|over|divided by|plus|minus|percent of|choose) \$?[0-9]+|'
+    r'(?:raised )?to the (?:power|[0-9a-z]+ power)|(?:st|nd|rd|th) root|mod(?:ulo)? [0-9]+)\b|% of \$?[0-9]'
 )
-RANGE = re.compile(r'\s*(?:to|or|and|through|until|remainder|R)\s+\$?')
+RANGE = re.compile(r'\s*,?\s*(?:to|or|and|through|until|remainder|R)\s+\$?')
+LISTED = re.compile(r'\s*,\s*(?:(?:and|or)\s+)?')  # between numbers, which are one list if they are three or more
+# a text that breaks off in a sentence without a number
+BROKEN = re.compile(
+    r'[.!?\n]\s{1,4}[A-Za-z][^.!?\n0-9]* (?:by|the|and|to|of|we|from|or|if)\s*$|[.!?\n]\s{1,4}(?i:then|next|so|now|and|let)\s*$'
+)
 CITATION = re.compile(r'(?<=[^\s\[]) \[[0-9]{1,2}\]$|^\[\s*([-+]?[0-9][0-9.]*)\s*\]$')
 SIGN = re.compile(r'(?<!\\)\$')
 TOGETHER = re.compile(r'^(?: \w+)? (?:in all|in total|altogether)\b')
@@ -105,6 +112,9 @@ def read_last(text: str, words: bool = True) -> str:
     answer.
     """
     text = clean(text)
+    number = max(map(text.rfind, '0123456789'))
+    if BROKEN.search(text, max(number, len(text) - LONGEST)) or wording.CORRECTION.search(text, max(number, 0)):
+        return ''
     role = ROLE.search(text)
     if role and re.search(r'[0-9A-Za-z]', text[: role.start()]):
         text = text[: role.start()]
@@ -211,13 +221,27 @@ def _stated_number(sentence, pieces):
             break
     else:
         index = len(pieces) - 1
+    first, last = _list_around(sentence, pieces, index)
     start, end, value, formula = pieces[index]
-    if is_hedged(sentence, start, end) or any(
+    if is_hedged(sentence, pieces[first][0], pieces[last][1]) or any(
         RANGE.fullmatch(sentence, one[1], other[0])
-        for one, other in itertools.pairwise(pieces[max(index - 1, 0) : index + 2])
+        for one, other in itertools.pairwise(pieces[max(first - 1, 0) : last + 2])
+        if last == first or not LISTED.fullmatch(sentence, one[1], other[0])
     ):
         return sentence  # no number, so it equals no gold answer
+    if last > first:
+        return ', '.join(value for _, _, value, _ in pieces[first : last + 1])
     return value if formula and _word_after(sentence, end) not in SCALES else value + _unit_after(sentence, end)
+
+
+def _list_around(sentence, pieces, index):
+    """The first and last index of the list that has the number `index`: three numbers or more; else twice `index`."""
+    first = last = index
+    while first and LISTED.fullmatch(sentence, pieces[first - 1][1], pieces[first][0]):
+        first -= 1
+    while last + 1 < len(pieces) and LISTED.fullmatch(sentence, pieces[last][1], pieces[last + 1][0]):
+        last += 1
+    return (first, last) if last - first > 1 else (index, index)
 
 
 def is_hedged(text: str, start: int, end: int) -> bool:

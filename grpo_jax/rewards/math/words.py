@@ -35,6 +35,14 @@ EMPTY = re.compile(
     r'(?i:(?:there (?:is|are|exists?) )?no (?:(?:real|integer|such|valid|possible) )*'
     r'(?:solutions?|roots?|values?)(?: of [a-z])?(?: exists?)?|(?:the )?(?:empty|null) set)'
 )
+# words that take an answer back; what stands behind them counts
+CORRECTION = re.compile(
+    r"\b(?:(?:no|nope|oops|sorry|scratch that|actually|correction)[,:!.;]|"
+    r"(?:(?<!nothing )(?:that|this|it|which|answer|i)(?:'s| is| was| am|'m)? (?:\w+ )?"
+    r"(?:wrong|incorrect|mistaken|not (?:right|correct|true))|i (?:have |had )?made (?:a|an|some) (?:\w+ )?(?:mistake|error))\b)|"
+    '不对|不對|错了|錯了|違いま|間違[えいっ]|아니[,다요]|틀[렸린]|неверно|ошиб|нет[,.:!]|गलत|خطأ',
+    re.IGNORECASE,
+)
 NO_SOLUTION = re.compile(rf'\b{EMPTY.pattern}$')  # at the end of a line
 LEADING = re.compile(r'[\s$*.]*(?:\\text\w*\s*\{)?\s*([A-Za-z][A-Za-z -]*?)[\s.}$*!]*')
 STATING = re.compile(r'.*\b(?:is|are|was|were|has|have|gets?|makes?|needs?|gives?|equals) (?:exactly |only |now )?')
