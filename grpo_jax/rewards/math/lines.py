@@ -4,7 +4,7 @@ import itertools
 import re
 
 from grpo_jax.rewards.math import words as wording
-from grpo_jax.rewards.math.scripts import is_foreign
+from grpo_jax.rewards.math.scripts import LONE_NUMERAL, is_foreign
 from grpo_jax.rewards.math.spelling import LONGEST
 from grpo_jax.rewards.math.units import SCALES, UNITS
 
@@ -15,7 +15,8 @@ NUMBERS = 20  # numbers of a sentence that are read
 PIECE = re.compile(
     r'(?<!\\)(?:\$\$?|\\[()\[\]])|((?<![\w.,/^{\\)])(?:[a-z] ?(?:[<>≤≥]|\\[lg]eq?) ?)?[-+]?'
     r'(?:[0-9]+ (?:and )?[0-9]+/[0-9]+|[0-9]{1,2}:[0-9]{2}(?![0-9:])|\.?[0-9][0-9.,/]*)'
-    r'(?:\\overline\{[0-9]+\}|_\{?[0-9]+\}?)?)'
+    r'(?:\\overline\{[0-9]+\}|_\{?[0-9]+\}?|'
+    r'(?:[eE][-+]?[0-9]+|(?:\s?(?:[*×x·]|\\times|\\cdot)\s?10)?\^\{?-?[0-9]+\}?)(?![0-9A-Za-z^(]))?)'
 )
 BETWEEN = re.compile(r'\s*,?\s*(?:and|or)?\s*')
 WORD = re.compile(
@@ -73,19 +74,22 @@ RESULT = re.compile(
 REASON = re.compile(r'[^0-9.,:=]{0,30},?\s(?:because|since|as)\s')
 # words with which a number is no answer: before it, behind it, and between two numbers that are one answer
 HEDGED_BEFORE = re.compile(
-    r"(?:\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up to|nearly|almost|just (?:over|under)|"
+    r"(?:(?:\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up to|nearly|almost|just (?:over|under)|"
     r'(?:is|are|was|were) (?:over|under|above|below)|'
     r'(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower|other) than|'
     r'(?:half|third|quarter|root|square|cube|multiple|power|factor|percent|%) of)|'
-    r'^\W*(?:over|under|above|below))\s+\$?$'
+    r'^\W*(?:over|under|above|below))\s+|\b(?:sqrt|log|ln|sin|cos|tan|exp)\s?\(|'
+    r'(?:(?<![A-Za-z0-9])[a-z]|\)|(?<=[0-9])(?! ?-)) ?[-+*/×÷^√] ?|√)\$?$'
 )
 HEDGED = re.compile(
+    r'\^|!(?= [a-z])|(?: ?[*+] ?)?[(√]| ?[*+]? ?(?:pi\b|sqrt|\\(?:pi|sqrt|cdot|times|frac))|'
+    r'(?:| ?[*+/] ?|-)[abcinpqrtuvwxyz](?![\w\'])(?!\.[a-z])|'
     r"\s*(?:(?:(?:is|are|was|were|would be)\s*)?(?:not|never|cannot|wrong|incorrect|false)|isn't|"
     r"(?:does|do)(?:n't| not) (?:work|fit|hold|count|satisfy)|(?:[a-z]+ )?(?:is|are|was|were|would be|seems) "
     r'(?:wrong|incorrect|false|invalid|impossible|too|less|smaller|larger|bigger|greater|higher|lower)|'
     r'or (?:more|less|fewer|greater|higher|lower)|and (?:above|below|up)|at (?:least|most)|squared|cubed|factorial|'
-    r'fails?|remainder|R(?= ?[0-9])|(?:times|over|divided by|plus|minus|percent of|choose) \$?[0-9]+|'
-    r'(?:raised )?to the (?:power|[0-9a-z]+ power)|(?:st|nd|rd|th) root|mod(?:ulo)? [0-9]+)\b|% of \$?[0-9]'
+    r'fails?|remainder|R(?= ?[0-9])|(?:times|divided by|plus|minus|choose) \$?[0-9]+|over [0-9]+\W*$|'
+    r'(?:raised )?to the (?:[0-9a-z]+ )?power|(?:st|nd|rd|th) root|mod(?:ulo)? [0-9]+)\b'
 )
 RANGE = re.compile(r'\s*,?\s*(?:to|or|and|through|until|remainder|R)\s+\$?')
 LISTED = re.compile(r'\s*,\s*(?:(?:and|or)\s+)?')  # between numbers, which are one list if they are three or more
@@ -100,6 +104,11 @@ TOGETHER = re.compile(r'^(?: \w+)? (?:in all|in total|altogether)\b')
 EDGES = re.compile(r'^\.{2,}\s*|\s*(?:/-?|\\)\s*$|\s\((?:=|~|\u2248|\\approx)[^()]*\)$')
 ASIDE_LINE = re.compile(r'[\s*_]*\(.*\)[\s*_.]*|\W*(?:P\.? ?S|N\.? ?B)\.\s.*')
 OPENERS, CLOSERS = re.compile(r'[(\[{]'), re.compile(r'[)\]}]')
+# a sentence whose answer is a word
+WORDED = re.compile(
+    r'((?i:yes|no|true|false))[,;:.] .*|(?:(?:So|Thus|Hence|Therefore),? )?(?i:the|it|this|that|he|she)\b(?:(?! is )[^,.])*'
+    r" is ((?!the )[A-Za-z][\w'-]+(?: [\w'-]+)?)[.!]?"
+)
 FULL_STOP = re.compile(r'(?<=[.!?])\s+')
 BREAK = re.compile(r'\\\\(?=\s|&|\[|$)')  # between rows of a formula
 FOLLOWING = re.compile(r'[ ~]([A-Za-z]{3,}|(?!in\b)[A-Za-z]{2}|[ap]\.m)\b')
@@ -113,7 +122,9 @@ def read_last(text: str, words: bool = True) -> str:
     """
     text = clean(text)
     number = max(map(text.rfind, '0123456789'))
-    if BROKEN.search(text, max(number, len(text) - LONGEST)) or wording.CORRECTION.search(text, max(number, 0)):
+    if BROKEN.search(text, max(number, len(text) - LONGEST)) or (
+        number >= 0 and not words and wording.CORRECTION.search(text, number)
+    ):
         return ''
     role = ROLE.search(text)
     if role and re.search(r'[0-9A-Za-z]', text[: role.start()]):
@@ -124,6 +135,8 @@ def read_last(text: str, words: bool = True) -> str:
     for line in reversed(lines):
         if _is_formula_part(line):
             break
+        if words and line is lines[-1] and (worded := WORDED.fullmatch(line.strip(' *_'))):
+            return worded[1] or worded[2]
         if re.search(r'[0-9$\\]', line):
             answer = read_line(line)
             if answer:
@@ -131,6 +144,8 @@ def read_last(text: str, words: bool = True) -> str:
             break
         if line is lines[-1] and (number := wording.read_statement(line)) and (words or number != r'\emptyset'):
             return number
+        if line is lines[-1] and LONE_NUMERAL.fullmatch(line):
+            return line
         if words and line is lines[-1] and (is_bare(line) or is_foreign(line)) and not CLOSING.fullmatch(line):
             return line.strip(' *#>')
     pieces = pick_values('\n'.join(lines))

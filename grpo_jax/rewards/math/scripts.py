@@ -22,6 +22,10 @@ class _Characters(dict):
             character = str(unicodedata.decimal(character))
         elif category == 'Cf':
             character = ''
+        elif '<fraction>' in unicodedata.decomposition(character):
+            character = f' {unicodedata.normalize("NFKC", character).replace(chr(0x2044), "/")}'
+        elif 'CIRCLED LATIN' in unicodedata.name(character, ''):
+            character = f'({unicodedata.normalize("NFKC", character)})'
         elif unicodedata.east_asian_width(character) == 'F':
             character = unicodedata.normalize('NFKC', character)
         self[code] = SIGNS.get(character, character)  # of the characters that a text has, each is worked out once
@@ -29,6 +33,14 @@ class _Characters(dict):
 
 
 CHARACTERS = _Characters()
+# digits above and below the line, with the sign that LaTeX has for them
+RAISED = [
+    (sign, re.compile(f'(?<=[0-9A-Za-z)])[{digits}]+'))
+    for sign, digits in (('^', '\u00b2\u00b3\u00b9\u2070\u2074-\u207b'), ('_', '\u2080-\u2089'))
+]
+LONE_NUMERAL = re.compile(
+    r'\W*[〇零一二三四五六七八九十百千万億亿两兩]+(?:分[之の][一二三四五六七八九十百千]+)?\w{0,2}\W*'
+)
 
 # from Cyrillic on, without the blocks of signs
 LETTERS = '\u0400-\u1cff\u3005-\u3007\u3040-\u312f\u3131-\u9fff\ua960-\ud7fb\uf900-\ufaff\ufb50-\ufdff\ufe70-\ufefc'
@@ -36,7 +48,7 @@ FOREIGN = re.compile(f'[{LETTERS}]')
 ARABIC, DEVANAGARI = '[\u0600-\u06ff]', '[\u0900-\u097f]'
 # behind the last of these the answer stands
 MARK = re.compile(
-    rf'答案|答え|解答|正解|答(?=[:是为は])|[选選](?![项項択择擇])|[정해]?답(?=[은는이: ])|(?<!\w)(?i:ответ)(?!\w)|'
+    rf'答案|答え|解答|正解|答(?=[:是为は])|(?<![不别別])[选選](?![项項択择擇])|[정해]?답(?=[은는이: ])|(?<!\w)(?i:ответ)(?!\w)|'
     rf'उत्तर|जवाब|(?<!ليس )(?<!ليس ال)(?<!ليست ال)(?:ال)?(?:جواب|[إا]جابة)(?!{ARABIC})'
 )
 # `or` and `and` between two values
@@ -44,10 +56,12 @@ JOINED = re.compile(r'(?<=[0-9A-Z)}$])\s*(?:或者?|和|と|または|또는|[�
 # not, wrong, at least, at most, more or less than, too, half, times, squared
 HEDGED = re.compile(
     # Chinese and Japanese
-    '不[是对等能足超少大小满滿]|并非|[没沒]有|或|[错錯]|至[少多]|最[少多]|以[上下](?!より|から)|'
+    '不[是对等能足超少大小满滿选選]|并非|[没沒]有|或|[错錯]|至[少多]|最[少多]|以[上下](?!より|から)|'
     '[大小多少高低][于於]|比 ?(?=[0-9])|超[过過える]|未[满満]|太[大小多少高低]|'
     '(?<=[0-9个個时時間间天月年])半|一半|除了|以外|倍(?![数數])|'
     'の?[二2]乗|的[平立]方|ません|ではな|でな|くない|少なくとも|多くとも|または|より[多少大小高低]|すぎ|'
+    # Thai
+    'ไม่|หรือ|อย่างน้อย|อย่างมาก|กว่า|เกิน|ครึ่ง|'
     # Korean
     '아[니닌닐닙]|않|이[상하]|미만|초과|적어도|최[소대](?=[ 0-9])|절반| 반(?=입|이|$)|'
     '또는|너무|제곱|보다|배(?=입|이|$)|'
@@ -94,7 +108,11 @@ WORDS_BEHIND = 4  # with more words behind its number a text is a sentence about
 
 def translate(text: str) -> str:
     """The text with CHARACTERS translated."""
-    return text if text.isascii() else text.translate(CHARACTERS)
+    if text.isascii():
+        return text
+    for mark, digits in RAISED:
+        text = digits.sub(lambda match, mark=mark: f'{mark}{{{unicodedata.normalize("NFKC", match[0])}}}', text)
+    return text.translate(CHARACTERS)
 
 
 def is_foreign(text: str) -> bool:

@@ -38,17 +38,28 @@ CHARACTERS = str.maketrans(
         '≈': r'\approx ',
         '²': '^2',
         '³': '^3',
-        '½': r'\frac{1}{2}',
-        '¼': r'\frac{1}{4}',
-        '¾': r'\frac{3}{4}',
-        '°': '',
+        '°': r'^\circ ',
     }
 )
 # (pattern, what stands for it, whether it begins with a backslash, so that most texts do not have it)
 SPELLINGS = [
     (re.compile(pattern), replacement, pattern.startswith(r'\\') and pattern[2] != '?')
     for pattern, replacement in [
-        (r'\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|boxed|fbox)(?![A-Za-z])', ''),
+        (
+            r'\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|boxed|fbox|[lL]arge|LARGE|[hH]uge|'
+            r'(?:mathbf|boldsymbol|bm)(?=\s*\{[^A-Za-z]))(?![A-Za-z])|\\(?:text)?color\s*\{[^{}]*\}',
+            '',
+        ),
+        (r'\\langle ?', '('),
+        (r'\\rangle', ')'),
+        (r'^ ?\](?=[^\[\]]+,[^\[\]]+[\[\]] ?$)', '('),
+        (r'(?<=.)\[ ?$', ')'),
+        (r'€ ?([0-9]+),([0-9]{2})(?![0-9,])|(?<![0-9,])([0-9]+),([0-9]{2}) ?€', r'\1\3.\2\4'),
+        # an angle, for which a sine is that of degrees
+        (
+            r'(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)([0-9]+)\s*\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?',
+            r'\1\\frac{\2\\pi}{180}',
+        ),
         (r'\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?', ''),
         (r'\\!\s*', ''),
         (r'\{\s*,\s*\}', ','),

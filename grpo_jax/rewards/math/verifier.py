@@ -24,7 +24,10 @@ CACHED = 20_000  # texts that are read once and remembered
 BASE = re.compile(r'(?<=[0-9])_\{?([0-9]+)')
 COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # 2,74 with a decimal comma; 2,6 may be a list
 LETTER = re.compile(r'[A-Z]{2,3}|[A-Za-z](?:_(?:\w|\{\w+\}))?')
+PLAIN_FUNCTION = re.compile(r'(?<![A-Za-z\\])((?:arc)?(?:sin|cos|tan)|cot|sec|csc|ln|log|exp)(?![a-z])')
 FUNCTIONS = {*'sqrt root pi e i log ln sin cos tan cot sec csc exp min max gcd lcm mod abs floor ceil'.split()}
+ASSIGNED = re.compile(r'([a-z])=([^=]+)')
+LETTERS = re.compile(r'[A-J]{2,9}|[A-J](?:, [A-J])+')  # options of which several are right
 CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
 INEQUALITY = re.compile(r'(?:([^<>]+?)\s*(<|>|\\[lg]e)\s*)?([A-Za-z]|[^<>]+?)\s*(<|>|\\[lg]e)\s*([^<>]+)')
 SET_OF = re.compile(r'[A-Za-z] ?(?:\\mid|\||:) ?')  # before the inequality of a set
@@ -81,6 +84,8 @@ def _judge(completion, example, pool, boxed, percent):
     if '_' in gold:
         completion = words.write_bases(completion[-extraction.TAIL :])
     text = extraction.answer(completion, boxed=boxed, words=number is None, options=bool(letter))
+    if ' or ' in text and LETTERS.fullmatch(gold):
+        return 0.0
     if number is not None:
         text = _as_written(text, example.answer)
     answer = canonicalize(text)
@@ -119,6 +124,9 @@ def decide(gold: str, answer: str) -> bool | None:
     """
     if gold == answer:
         return True
+    if (',' in gold) != (',' in answer) and LETTERS.fullmatch(gold) and LETTERS.fullmatch(answer):
+        one, other = re.findall('[A-J]', gold), re.findall('[A-J]', answer)
+        return sorted(one) == sorted(other) == (other if ',' in gold else one)
     (letter, gold), (other, answer) = choice.split_option(gold), choice.split_option(answer)
     if letter or other:
         return _decide_options(letter, gold, other, answer)
@@ -149,7 +157,7 @@ def decide(gold: str, answer: str) -> bool | None:
     if r'\emptyset' in (gold, answer):
         return False
     gold, answer = (
-        _intervals(one) if other[:1] in ('(', '[') else one for one, other in ((gold, answer), (answer, gold))
+        _bracketed(one) if other[:1] in ('(', '[') else one for one, other in ((gold, answer), (answer, gold))
     )
     verdict = _decide_parts(gold, answer)
     return _decide_forms(gold, answer, a, b) if verdict is None else verdict
@@ -225,8 +233,15 @@ def _decide_parts(gold, answer):
     return None
 
 
-def _intervals(text):
-    """The intervals of inequalities for one letter, as (1,3], joined by unions; another text unchanged."""
+def _bracketed(text):
+    """The intervals of inequalities for one letter, as (1,3], joined by unions; another text unchanged.
+
+    (4,3) for y = 3, x = 4: letters that follow each other in the alphabet are coordinates.
+    """
+    assigned = sorted(match.groups() for part in split_list(text) if (match := ASSIGNED.fullmatch(part)))
+    if 1 < len(assigned) == len(split_list(text)) == len({name for name, _ in assigned}):
+        if ord(assigned[-1][0]) - ord(assigned[0][0]) == len(assigned) - 1:
+            return f'({",".join(value for _, value in assigned)})'
     intervals = []
     inequalities = SET_OF.sub('', text, count=1) if SET_OF.match(text) else text
     for part in split_list(inequalities):
@@ -325,13 +340,13 @@ def _math_verify():
 
 
 def _write_fractions(text):
-    """The text with each decimal as a fraction, since math-verify would round decimals."""
+    """The text with each decimal as a fraction, since math-verify would round decimals, and \\sin for sin."""
 
     def spelled(match):
         above, below = Fraction(match[0]).as_integer_ratio()
         return f'\\frac{{{above}}}{{{below}}}'
 
-    return re.sub(r'[0-9]*\.[0-9]+', spelled, text)
+    return re.sub(r'[0-9]*\.[0-9]+', spelled, PLAIN_FUNCTION.sub(r'\\\1', text))
 
 
 def _same_number(a, b, *_):

@@ -3,6 +3,8 @@
 from fractions import Fraction
 import re
 
+from grpo_jax.rewards.math.units import sum_units
+
 SMALL = (
     'zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen '
     'eighteen nineteen'
@@ -37,9 +39,9 @@ EMPTY = re.compile(
 )
 # words that take an answer back; what stands behind them counts
 CORRECTION = re.compile(
-    r"\b(?:(?:no|nope|oops|sorry|scratch that|actually|correction)[,:!.;]|"
+    r'\b(?:(?:no|nope|oops|sorry|scratch that|actually|correction)[,:!.;]|'
     r"(?:(?<!nothing )(?:that|this|it|which|answer|i)(?:'s| is| was| am|'m)? (?:\w+ )?"
-    r"(?:wrong|incorrect|mistaken|not (?:right|correct|true))|i (?:have |had )?made (?:a|an|some) (?:\w+ )?(?:mistake|error))\b)|"
+    r'(?:wrong|incorrect|mistaken|not (?:right|correct|true))|i (?:have |had )?made (?:a|an|some) (?:\w+ )?(?:mistake|error))\b)|'
     '不对|不對|错了|錯了|違いま|間違[えいっ]|아니[,다요]|틀[렸린]|неверно|ошиб|нет[,.:!]|गलत|خطأ',
     re.IGNORECASE,
 )
@@ -53,6 +55,7 @@ NO_UNITS = frozenset('and of or to in on at is are was more less than half plus 
 
 def write_signs(text: str) -> str:
     """The text with signs for the words before and behind its numbers; the numbers themselves stay."""
+    text = sum_units(text)
     if 'negative' in text or 'minus' in text:
         text = NEGATIVE.sub('-', text)
     if ' and ' in text:
