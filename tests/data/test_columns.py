@@ -151,7 +151,7 @@ def test_a_template_that_does_not_open_the_answer_is_told(tmp_path, caplog):
 
 INPUT = {'stdin': 'a, b = map(int, input().split())', 'as a file': 'a, b = map(int, open(0).read().split())'}
 INPUT['bytes'] = 'import sys\na, b = map(int, sys.stdin.buffer.readline().split())'
-INPUT['fileinput'] = 'import fileinput\na, b = map(int, ''.join(fileinput.input()).split())'
+INPUT['fileinput'] = 'import fileinput\na, b = map(int, "".join(fileinput.input()).split())'
 INPUT['the system'] = 'import os\na, b = map(int, os.read(0, 99).split())'
 OUTPUT = {
     'print': 'print(a + b)\nexit()',
