@@ -182,7 +182,13 @@ def _cases_example(row, i, where, fields):
         lines = [['\n'.join(map(str, x)) if isinstance(x, list) else str(x) for x in case] for case in cases]
         tests = [f'assert writes(run({given!r}), {gold!r})' for given, gold in lines]
     names = {name: name}
-    meta = {'before': METHOD_IMPORTS if 'class Solution' in head else '', 'setup': EQUAL, 'tests': tests, 'names': names, 'stdin': not function}
+    meta = {
+        'before': METHOD_IMPORTS if 'class Solution' in head else '',
+        'setup': EQUAL,
+        'tests': tests,
+        'names': names,
+        'stdin': not function,
+    }
     meta |= {name: row[name] for name in ('difficulty', 'source') if row.get(name)}
     if isinstance(solution, str) and solution.strip():
         meta['demonstration'] = solution

@@ -12,12 +12,13 @@ WITH_CONTENT = re.compile(r'\(([A-J])\) (.+)', re.DOTALL)
 TEXT = re.compile(r'\\(?:text\w*|mathrm|mathbf|mbox)\s*\{([^{}]*)\}')
 SPACE = re.compile(r'(?<!\\)\\[ ,;:!]|\\q?quad(?![A-Za-z])|[\s~]+')
 OPTION = re.compile(
-    r'(?P<named>(?i:(?:the|correct|right|best|final|is|options?|choices?|answer|alternative|letter|it|must|should|be)\b[ :]*)*)[*$ ]*'
+    r'(?P<named>(?i:(?:so|it|must|should|be|the|correct|right|best|final|is|options?|choices?|answer|alternative|letter)\b'
+    r'[ :,]*)*)[*$ ]*'
     r'(?:\((?P<bracketed>[A-Ja-h])\)|\[(?P<squared>[A-J])\]|(?P<bare>[A-J])(?![\w\'^])|(?P<small>[a-h])(?=\)))'
     r'(?P<mark>\*{0,2}[).:,]?\*{0,2}\$?[).:,]?)(?P<space> ?)(?P<content>.*)'
 )
 OTHER = re.compile(r'(?:\b(?:and|or)|[,&/]) *\(?[A-J](?![\w\'])|\([A-Ja-h]\)')  # another option's letter
-REASON = re.compile(r'\(|because\b|since\b|as\b|for\b|is\b|[\u2013\u2014]')
+REASON = re.compile(r'\(|because\b|since\b|as\b|for\b|is\b|not [A-J]\b|[\u2013\u2014]')
 DENIED = re.compile(
     r"(?:is|was|are|can|could|must|does|do|has|would)(?:n't)?\b(?: \w+){0,2}? ?"
     r"(?:not|n't|cannot|wrong|false|incorrect|impossible|invalid|ruled|excluded|eliminated|out|too)\b|cannot\b|fails?\b"
@@ -28,9 +29,8 @@ PROSE = re.compile(
 )
 # before a letter, and behind one, where a text states no other way which option is right
 STATED = re.compile(
-    r'\b(?i:answers?|options?|choices?|alternatives?|antwort|réponse|respuesta|resposta|risposta|ответ)\b'
-    r'(?: (?:correcta|correta|corretta|correcte|finale?))?[\s*_`"\')]*(?:\b(?i:is|ist|est|es|é|è)\b|[:=—])[\s*_:`]*(?=\S)|'
-    r'\bI (?:choose|pick|select) (?:option |answer )?(?=\(?[A-J]\b)'
+    r'(?:\b(?i:answers?|options?|choices?|alternatives?|antwort|réponse|respuesta|resposta|risposta|ответ|odpowiedź)\b'
+    r'(?: correct[ae]| corret{1,2}a)?[\s*_`"\')]*(?:\b(?i:is|ist|est|es|é|è)\b|[:=—])|\bI (?:choose|pick|select))[\s*_:`]*(?=\S)'
 )
 VERDICT = re.compile(
     r'(?<![A-Za-z])(\(?[A-J]\)?)\*{0,2} (?:is|must be|would be) (?:the |indeed )?(?:correct|right|best|answer)'
@@ -67,9 +67,7 @@ def stated(text: str) -> str:
     """The line behind the last word for an answer, else the letter that the text calls right, else the last line."""
     marks = list(STATED.finditer(text))
     if marks:
-        text = text[marks[-1].end() :]
-        corrections = list(words.CORRECTION.finditer(text))
-        return text[corrections[-1].end() :].strip() if corrections else text.split('\n', 1)[0]
+        return words.CORRECTION.split(text[marks[-1].end() :])[-1].strip().split('\n', 1)[0]
     verdicts = VERDICT.findall(text)
     return verdicts[-1] if verdicts else text.rstrip().rpartition('\n')[2]
 

@@ -9,7 +9,7 @@ import re
 
 from grpo_jax.rewards.math import choice, lines, scripts
 from grpo_jax.rewards.math import words as wording
-from grpo_jax.rewards.math.spelling import LONGEST, canonicalize
+from grpo_jax.rewards.math.spelling import canonicalize
 
 TAIL = 20_000  # characters at the end of a completion that are read
 
@@ -153,9 +153,9 @@ def _read_mark(text, words=True):
         return ''
     text = text[max(mark.end() for mark in marks) :]
     sentence = SENTENCE.split(text, maxsplit=1)[0]
-    corrections = list(wording.CORRECTION.finditer(text, len(sentence)))
-    if corrections:
-        return lines.read_last(text[corrections[-1].end() :], words) or text[:LONGEST]
+    _, *corrected = wording.CORRECTION.split(text[len(sentence) :])
+    if corrected:
+        return lines.read_last(corrected[-1], words) or text[: lines.LONGEST]
     if scripts.is_foreign(sentence):
         return sentence
     if text.startswith(('$', r'\(', r'\[')):

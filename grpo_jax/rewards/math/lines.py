@@ -16,7 +16,7 @@ PIECE = re.compile(
     r'(?<!\\)(?:\$\$?|\\[()\[\]])|((?<![\w.,/^{\\)])(?:[a-z] ?(?:[<>≤≥]|\\[lg]eq?) ?)?[-+]?'
     r'(?:[0-9]+ (?:and )?[0-9]+/[0-9]+|[0-9]{1,2}:[0-9]{2}(?![0-9:])|\.?[0-9][0-9.,/]*)'
     r'(?:\\overline\{[0-9]+\}|_\{?[0-9]+\}?|'
-    r'(?:[eE][-+]?[0-9]+|(?:\s?(?:[*×x·]|\\times|\\cdot)\s?10)?\^\{?-?[0-9]+\}?)(?![0-9A-Za-z^(]))?)'
+    r'(?:[eE][-+]?[0-9]+|(?:\s?(?:[*\u00d7x·]|\\times|\\cdot)\s?10)?\^\{?-?[0-9]+\}?)(?![0-9A-Za-z^(]))?)'
 )
 BETWEEN = re.compile(r'\s*,?\s*(?:and|or)?\s*')
 WORD = re.compile(
@@ -38,7 +38,7 @@ ARROW = re.compile(
     r'-+>|=+>|[\u2190-\u21ff\u27f0-\u27ff\u2794\u2798-\u27be\u2234]|'
     r'\\(?:Right|right|Longright|longright)arrow|\\implies|\\therefore'
 )
-ROLE = re.compile(r'\n\s*(?:Q|Question|Human|User|Problem|Instruction)(?: [0-9]+)?\s*:')
+ROLE = re.compile(r'\n[ \t]*(?:Q|Question|Human|User|Problem|Instruction)(?: [0-9]+)?\s*:')
 BULLET = re.compile(r'(?:[-\u2013\u2014]\s+(?!\\[A-Za-z])|[+*•·]\s+|[0-9]{1,2}[.)]\s+|\(?[A-Ha-h][.)]\s+)(?=\S)')
 LABEL = re.compile(
     r'[^\W\d_][^:=\n]{0,60}(?<![0-9]):\s*(?=\S)|[A-Za-z][a-z ]{2,60}=\s*|[A-Z]{4,20}\s*=\s*|'
@@ -72,30 +72,30 @@ RESULT = re.compile(
 )
 # between the answer and a sentence that has other numbers
 REASON = re.compile(r'[^0-9.,:=]{0,30},?\s(?:because|since|as)\s')
-# words with which a number is no answer: before it, behind it, and between two numbers that are one answer
+# words and signs with which a number is no answer: before it, behind it, and between two numbers that are one answer
 HEDGED_BEFORE = re.compile(
-    r"(?:(?:\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up to|nearly|almost|just (?:over|under)|"
-    r'(?:is|are|was|were) (?:over|under|above|below)|'
+    r"(?:(?:\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up to|nearly|almost|just under|"
+    r'just over|(?:is|are|was|were) (?:over|under|above|below)|'
     r'(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower|other) than|'
-    r'(?:half|third|quarter|root|square|cube|multiple|power|factor|percent|%) of)|'
-    r'^\W*(?:over|under|above|below))\s+|\b(?:sqrt|log|ln|sin|cos|tan|exp)\s?\(|'
-    r'(?:(?<![A-Za-z0-9])[a-z]|\)|(?<=[0-9])(?! ?-)) ?[-+*/×÷^√] ?|√)\$?$'
+    r'(?:half|third|quarter|root|square|cube|multiple|power|factor|percent|%) of)|^\W*(?:over|under|above|below))\s+|'
+    r'\b(?:sqrt|log|ln|sin|cos|tan|exp)\s?\(|(?:(?<![A-Za-z0-9])[a-z]|\)|(?<=[0-9])(?! ?-)) ?[-+*/\u00d7÷·^√] ?|√|'
+    r'[0-9],\s+-?[0-9./]+,\s+(?:and |or )?)\$?$'
 )
 HEDGED = re.compile(
-    r'\^|!(?= [a-z])|(?: ?[*+] ?)?[(√]| ?[*+]? ?(?:pi\b|sqrt|\\(?:pi|sqrt|cdot|times|frac))|'
+    r'\^|(?: ?[*+] ?)?[(√π]| ?[*+]? ?(?:pi\b|sqrt|\\(?:pi|sqrt|cdot|times|frac))|'
     r'(?:| ?[*+/] ?|-)[abcinpqrtuvwxyz](?![\w\'])(?!\.[a-z])|'
     r"\s*(?:(?:(?:is|are|was|were|would be)\s*)?(?:not|never|cannot|wrong|incorrect|false)|isn't|"
     r"(?:does|do)(?:n't| not) (?:work|fit|hold|count|satisfy)|(?:[a-z]+ )?(?:is|are|was|were|would be|seems) "
     r'(?:wrong|incorrect|false|invalid|impossible|too|less|smaller|larger|bigger|greater|higher|lower)|'
     r'or (?:more|less|fewer|greater|higher|lower)|and (?:above|below|up)|at (?:least|most)|squared|cubed|factorial|'
+    r'(?:more|less|fewer) than|'
     r'fails?|remainder|R(?= ?[0-9])|(?:times|divided by|plus|minus|choose) \$?[0-9]+|over [0-9]+\W*$|'
     r'(?:raised )?to the (?:[0-9a-z]+ )?power|(?:st|nd|rd|th) root|mod(?:ulo)? [0-9]+)\b'
 )
 RANGE = re.compile(r'\s*,?\s*(?:to|or|and|through|until|remainder|R)\s+\$?')
-LISTED = re.compile(r'\s*,\s*(?:(?:and|or)\s+)?')  # between numbers, which are one list if they are three or more
 # a text that breaks off in a sentence without a number
 BROKEN = re.compile(
-    r'[.!?\n]\s{1,4}[A-Za-z][^.!?\n0-9]* (?:by|the|and|to|of|we|from|or|if)\s*$|[.!?\n]\s{1,4}(?i:then|next|so|now|and|let)\s*$'
+    r'[.!?\n]\s{1,4}(?:[A-Za-z][^.!?\n0-9]* (?:by|the|and|to|of|we|from|or|if|she|he|they)|(?i:then|next|so|now|and|let))\s*$'
 )
 CITATION = re.compile(r'(?<=[^\s\[]) \[[0-9]{1,2}\]$|^\[\s*([-+]?[0-9][0-9.]*)\s*\]$')
 SIGN = re.compile(r'(?<!\\)\$')
@@ -106,8 +106,8 @@ ASIDE_LINE = re.compile(r'[\s*_]*\(.*\)[\s*_.]*|\W*(?:P\.? ?S|N\.? ?B)\.\s.*')
 OPENERS, CLOSERS = re.compile(r'[(\[{]'), re.compile(r'[)\]}]')
 # a sentence whose answer is a word
 WORDED = re.compile(
-    r'((?i:yes|no|true|false))[,;:.] .*|(?:(?:So|Thus|Hence|Therefore),? )?(?i:the|it|this|that|he|she)\b(?:(?! is )[^,.])*'
-    r" is ((?!the )[A-Za-z][\w'-]+(?: [\w'-]+)?)[.!]?"
+    r'((?i:yes|no|true|false))[,;:.] .*|'
+    r"(?:(?:So|Thus|Hence|Therefore),? )?(?i:the|it|this|that|he|she)\b(?:(?! is )[^,.])* is ((?!the )[A-Za-z][\w' -]+)[.!]?"
 )
 FULL_STOP = re.compile(r'(?<=[.!?])\s+')
 BREAK = re.compile(r'\\\\(?=\s|&|\[|$)')  # between rows of a formula
@@ -122,9 +122,8 @@ def read_last(text: str, words: bool = True) -> str:
     """
     text = clean(text)
     number = max(map(text.rfind, '0123456789'))
-    if BROKEN.search(text, max(number, len(text) - LONGEST)) or (
-        number >= 0 and not words and wording.CORRECTION.search(text, number)
-    ):
+    behind = text[max(number, len(text) - LONGEST) :]
+    if BROKEN.search(behind) or (number >= 0 and not words and wording.CORRECTION.search(behind)):
         return ''
     role = ROLE.search(text)
     if role and re.search(r'[0-9A-Za-z]', text[: role.start()]):
@@ -144,9 +143,8 @@ def read_last(text: str, words: bool = True) -> str:
             break
         if line is lines[-1] and (number := wording.read_statement(line)) and (words or number != r'\emptyset'):
             return number
-        if line is lines[-1] and LONE_NUMERAL.fullmatch(line):
-            return line
-        if words and line is lines[-1] and (is_bare(line) or is_foreign(line)) and not CLOSING.fullmatch(line):
+        said = LONE_NUMERAL.fullmatch(line) or (words and (is_bare(line) or is_foreign(line)))
+        if said and line is lines[-1] and not CLOSING.fullmatch(line):
             return line.strip(' *#>')
     pieces = pick_values('\n'.join(lines))
     return next((value for value in reversed(pieces) if re.search('[0-9]', value)), pieces[-1] if pieces else '')
@@ -236,27 +234,13 @@ def _stated_number(sentence, pieces):
             break
     else:
         index = len(pieces) - 1
-    first, last = _list_around(sentence, pieces, index)
     start, end, value, formula = pieces[index]
-    if is_hedged(sentence, pieces[first][0], pieces[last][1]) or any(
+    if is_hedged(sentence, start, end) or any(
         RANGE.fullmatch(sentence, one[1], other[0])
-        for one, other in itertools.pairwise(pieces[max(first - 1, 0) : last + 2])
-        if last == first or not LISTED.fullmatch(sentence, one[1], other[0])
+        for one, other in itertools.pairwise(pieces[max(index - 1, 0) : index + 2])
     ):
         return sentence  # no number, so it equals no gold answer
-    if last > first:
-        return ', '.join(value for _, _, value, _ in pieces[first : last + 1])
     return value if formula and _word_after(sentence, end) not in SCALES else value + _unit_after(sentence, end)
-
-
-def _list_around(sentence, pieces, index):
-    """The first and last index of the list that has the number `index`: three numbers or more; else twice `index`."""
-    first = last = index
-    while first and LISTED.fullmatch(sentence, pieces[first - 1][1], pieces[first][0]):
-        first -= 1
-    while last + 1 < len(pieces) and LISTED.fullmatch(sentence, pieces[last][1], pieces[last + 1][0]):
-        last += 1
-    return (first, last) if last - first > 1 else (index, index)
 
 
 def is_hedged(text: str, start: int, end: int) -> bool:

@@ -11,6 +11,7 @@ import unicodedata
 # signs that Unicode's tables relate to no ASCII sign; behind a full stop there is a space, as there is in English
 SIGNS = {'。': '. ', '।': '. ', '॥': '. ', '、': ', ', '،': ', ', '؛': '; ', '؟': '?', '٫': '.', '٬': ',', '٪': '%'}
 SIGNS |= dict.fromkeys('\u2212\ufe63\u2010\u2011', '-')
+FORMS = {'<fraction>': ' ', '<sub>': '_'}  # with what stands before them: 2 1/2 for 2½, 10_2 for 10₂
 
 
 class _Characters(dict):
@@ -22,10 +23,8 @@ class _Characters(dict):
             character = str(unicodedata.decimal(character))
         elif category == 'Cf':
             character = ''
-        elif '<fraction>' in unicodedata.decomposition(character):
-            character = f' {unicodedata.normalize("NFKC", character).replace(chr(0x2044), "/")}'
-        elif 'CIRCLED LATIN' in unicodedata.name(character, ''):
-            character = f'({unicodedata.normalize("NFKC", character)})'
+        elif (form := unicodedata.decomposition(character).partition(' ')[0]) in FORMS:
+            character = FORMS[form] + unicodedata.normalize('NFKC', character).replace('\u2044', '/')
         elif unicodedata.east_asian_width(character) == 'F':
             character = unicodedata.normalize('NFKC', character)
         self[code] = SIGNS.get(character, character)  # of the characters that a text has, each is worked out once
@@ -33,14 +32,8 @@ class _Characters(dict):
 
 
 CHARACTERS = _Characters()
-# digits above and below the line, with the sign that LaTeX has for them
-RAISED = [
-    (sign, re.compile(f'(?<=[0-9A-Za-z)])[{digits}]+'))
-    for sign, digits in (('^', '\u00b2\u00b3\u00b9\u2070\u2074-\u207b'), ('_', '\u2080-\u2089'))
-]
-LONE_NUMERAL = re.compile(
-    r'\W*[〇零一二三四五六七八九十百千万億亿两兩]+(?:分[之の][一二三四五六七八九十百千]+)?\w{0,2}\W*'
-)
+RAISED = re.compile('(?<=[0-9A-Za-z)])[\u00b2\u00b3\u00b9\u2070-\u207b]+')
+LONE_NUMERAL = re.compile(r'\W*[〇零一二三四五六七八九十百千万億亿两兩]+(?:分[之の][一二三四五六七八九十]+)?\w{0,2}\W*')
 
 # from Cyrillic on, without the blocks of signs
 LETTERS = '\u0400-\u1cff\u3005-\u3007\u3040-\u312f\u3131-\u9fff\ua960-\ud7fb\uf900-\ufaff\ufb50-\ufdff\ufe70-\ufefc'
@@ -48,7 +41,7 @@ FOREIGN = re.compile(f'[{LETTERS}]')
 ARABIC, DEVANAGARI = '[\u0600-\u06ff]', '[\u0900-\u097f]'
 # behind the last of these the answer stands
 MARK = re.compile(
-    rf'答案|答え|解答|正解|答(?=[:是为は])|(?<![不别別])[选選](?![项項択择擇])|[정해]?답(?=[은는이: ])|(?<!\w)(?i:ответ)(?!\w)|'
+    rf'答案|答え|解答|正解|答(?=[:是为は])|(?<![不别])[选選](?![项項択择擇])|[정해]?답(?=[은는이: ])|(?<!\w)(?i:ответ)(?!\w)|'
     rf'उत्तर|जवाब|(?<!ليس )(?<!ليس ال)(?<!ليست ال)(?:ال)?(?:جواب|[إا]جابة)(?!{ARABIC})'
 )
 # `or` and `and` between two values
@@ -60,11 +53,10 @@ HEDGED = re.compile(
     '[大小多少高低][于於]|比 ?(?=[0-9])|超[过過える]|未[满満]|太[大小多少高低]|'
     '(?<=[0-9个個时時間间天月年])半|一半|除了|以外|倍(?![数數])|'
     'の?[二2]乗|的[平立]方|ません|ではな|でな|くない|少なくとも|多くとも|または|より[多少大小高低]|すぎ|'
-    # Thai
-    'ไม่|หรือ|อย่างน้อย|อย่างมาก|กว่า|เกิน|ครึ่ง|'
-    # Korean
+    # Thai, Korean
+    'ไม่|หรือ|อย่าง(?:น้อย|มาก)|กว่า|เกิน|ครึ่ง|'
     '아[니닌닐닙]|않|이[상하]|미만|초과|적어도|최[소대](?=[ 0-9])|절반| 반(?=입|이|$)|'
-    '또는|너무|제곱|보다|배(?=입|이|$)|'
+    '또는|너무|제곱|보다|배(?=입|이|$)|틀[렸린립]|'
     # Russian
     r'(?i:(?<!\w)(?:не|нет|или|либо|кроме|слишком|более|менее|больше|меньше|свыше|вдвое)(?!\w)|'
     r'(?:минимум|максимум)(?= [0-9])|неверн|неправ|половин|в квадрате\W*$)|'
@@ -110,8 +102,7 @@ def translate(text: str) -> str:
     """The text with CHARACTERS translated."""
     if text.isascii():
         return text
-    for mark, digits in RAISED:
-        text = digits.sub(lambda match, mark=mark: f'{mark}{{{unicodedata.normalize("NFKC", match[0])}}}', text)
+    text = RAISED.sub(lambda digits: f'^{{{unicodedata.normalize("NFKC", digits[0])}}}', text)
     return text.translate(CHARACTERS)
 
 

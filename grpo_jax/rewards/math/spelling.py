@@ -45,19 +45,14 @@ CHARACTERS = str.maketrans(
 SPELLINGS = [
     (re.compile(pattern), replacement, pattern.startswith(r'\\') and pattern[2] != '?')
     for pattern, replacement in [
-        (
-            r'\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|boxed|fbox|[lL]arge|LARGE|[hH]uge|'
-            r'(?:mathbf|boldsymbol|bm)(?=\s*\{[^A-Za-z]))(?![A-Za-z])|\\(?:text)?color\s*\{[^{}]*\}',
-            '',
-        ),
-        (r'\\langle ?', '('),
-        (r'\\rangle', ')'),
-        (r'^ ?\](?=[^\[\]]+,[^\[\]]+[\[\]] ?$)', '('),
-        (r'(?<=.)\[ ?$', ')'),
+        (r'\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|boxed|fbox|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])', ''),
+        (r'\\(?:math[a-z]+|boldsymbol|bm)(?=\s*\{\s*[^A-Za-z\s])|\\(?:text)?color\s*\{[^{}]*\}', ''),
+        (r'\\langle ?|^ ?\](?=[^\[\]]+,[^\[\]]+[\[\]] ?$)', '('),
+        (r'\\rangle|(?<=.)\[ ?$', ')'),
         (r'€ ?([0-9]+),([0-9]{2})(?![0-9,])|(?<![0-9,])([0-9]+),([0-9]{2}) ?€', r'\1\3.\2\4'),
-        # an angle, for which a sine is that of degrees
+        # a sine is that of degrees
         (
-            r'(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)([0-9]+)\s*\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?',
+            r'(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)([0-9]+)\s*\^\s*\{?\s*\\circ(?![A-Z])\s*\}?',
             r'\1\\frac{\2\\pi}{180}',
         ),
         (r'\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?', ''),
@@ -158,7 +153,7 @@ def _respell(text):
     for pattern, replacement, is_command in SPELLINGS:
         if commands or not is_command:
             text = pattern.sub(replacement, text)
-    text = re.sub(' +', ' ', text).strip(ENDS).rstrip(ENDS + '.')
+    text = re.sub(' +', ' ', text).strip(ENDS).rstrip(ENDS + '.\\')
     return text if any(mark.isalnum() for mark in text) else None
 
 

@@ -84,10 +84,9 @@ STATING = frozenset(
     'ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety'.split()
 )
 # 1 hour and 30 minutes
-NAMED = r'\s*(?:\\text\w*\s*\{\s*([A-Za-z]{1,9}?)s?\.?\s*\}|([A-Za-z]{1,9}?)s?(?![A-Za-z]))'
 COMPOUND = re.compile(
-    rf'(?<![0-9.,/])([0-9]{{1,9}}(?:/[1-9][0-9]{{0,9}})?){NAMED}[.,]?\s*(?:(?:and|\\text\s*\{{\s*and\s*\}})\s*)?'
-    rf'([0-9]{{1,9}}){NAMED}'
+    r'(?<![0-9.,/])([0-9]{1,9}(?:/[1-9][0-9]{0,9})?)\s*(?:\\text\w*\s*\{\s*)?([A-Za-z]{1,9}?)s?[.,]?\s*\}?[.,]?\s*'
+    r'(?:(?:and|\\text\s*\{\s*and\s*\})\s*)?([0-9]{1,9})(\s*(?:\\text\w*\s*\{\s*)?)([A-Za-z]{1,9}?)s?(?![A-Za-z])'
 )
 UNIT = re.compile(r'(\s*)(?:\\text\s*\{([^{}]*)\}|(?<![A-Za-z\\])([A-Za-z][A-Za-z. /]+))\s*(?:\^\s*\{?([0-9])\}?)?$')
 TEXT = re.compile(r'(?<=[0-9A-Za-z)\]}])\s*\\text\s*\{([^{}]*)\}')
@@ -147,11 +146,10 @@ def sum_units(text: str) -> str:
     """The text with 3/2 hour for 1 hour 30 minutes, and so for each quantity of several units of one kind."""
 
     def total(match):
-        names = match[2] or match[3], match[5] or match[6]
-        one, other = (measured(Fraction(1), f'\\text{{{UNITS.get(name.lower())}}}') for name in names)
+        one, other = (measured(Fraction(1), f'\\text{{{UNITS.get(match[i].lower())}}}') for i in (2, 5))
         if not one or not other or one[0] != other[0] or one[2] <= other[2]:
             return match[0]
-        return f'{Fraction(match[1]) + int(match[4]) * other[2] / one[2]} {names[0]}'
+        return f'{Fraction(match[1]) + int(match[3]) * other[2] / one[2]}{match[4]}{match[2]}'
 
     return COMPOUND.sub(total, COMPOUND.sub(total, text))
 

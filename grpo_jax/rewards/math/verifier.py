@@ -26,6 +26,7 @@ COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # 2,74 with a decimal comma; 2
 LETTER = re.compile(r'[A-Z]{2,3}|[A-Za-z](?:_(?:\w|\{\w+\}))?')
 PLAIN_FUNCTION = re.compile(r'(?<![A-Za-z\\])((?:arc)?(?:sin|cos|tan)|cot|sec|csc|ln|log|exp)(?![a-z])')
 FUNCTIONS = {*'sqrt root pi e i log ln sin cos tan cot sec csc exp min max gcd lcm mod abs floor ceil'.split()}
+SPAN = re.compile(r'[(\[][^()\[\]]+,[^()\[\]]+[)\]]')
 ASSIGNED = re.compile(r'([a-z])=([^=]+)')
 LETTERS = re.compile(r'[A-J]{2,9}|[A-J](?:, [A-J])+')  # options of which several are right
 CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
@@ -89,6 +90,8 @@ def _judge(completion, example, pool, boxed, percent):
     if number is not None:
         text = _as_written(text, example.answer)
     answer = canonicalize(text)
+    if number is None and not boxed and 'boxed' not in completion and _said(completion) == _said(example.answer):
+        return 1.0
     if answer is None:
         return 0.0
     verdict = decide(gold, answer)
@@ -99,6 +102,11 @@ def _judge(completion, example, pool, boxed, percent):
     ):
         return 0.0
     return float(pool.call_cached(are_equivalent, gold, answer) if verdict is None else verdict)
+
+
+def _said(text):
+    """What a text states, in lower case, as it is written."""
+    return choice.stated(text).strip(' .!*$`"').casefold()
 
 
 def _is_share(gold, answer, gold_sign, sign):
@@ -154,8 +162,8 @@ def decide(gold: str, answer: str) -> bool | None:
         return gold.lstrip('0') == answer.lstrip('0')
     if all(number is not None or NAME.fullmatch(text) for number, text in ((a, gold), (b, answer))):
         return gold.casefold() == answer.casefold()
-    if r'\emptyset' in (gold, answer):
-        return False
+    if r'\emptyset' in (gold, answer) or (gold.strip('+-') == r'\infty' and r'\infty' in answer):
+        return gold == answer.removeprefix('+')
     gold, answer = (
         _bracketed(one) if other[:1] in ('(', '[') else one for one, other in ((gold, answer), (answer, gold))
     )
@@ -219,6 +227,8 @@ def _decide_parts(gold, answer):
         return None
     golds, answers = split_list(gold), split_list(answer)
     bracketed = gold[:1] in ('(', '[') and gold[0] + gold[-1] == answer[:1] + answer[-1:]
+    if len(golds) == len(answers) == 1 and not bracketed and SPAN.fullmatch(gold) and SPAN.fullmatch(answer):
+        return False
     if len(golds) == len(answers) == 1 and bracketed:
         golds, answers = split_list(gold[1:-1]), split_list(answer[1:-1])
         if len(golds) == len(answers) > 1:

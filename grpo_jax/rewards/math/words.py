@@ -39,11 +39,10 @@ EMPTY = re.compile(
 )
 # words that take an answer back; what stands behind them counts
 CORRECTION = re.compile(
-    r'\b(?:(?:no|nope|oops|sorry|scratch that|actually|correction)[,:!.;]|'
-    r"(?:(?<!nothing )(?:that|this|it|which|answer|i)(?:'s| is| was| am|'m)? (?:\w+ )?"
-    r'(?:wrong|incorrect|mistaken|not (?:right|correct|true))|i (?:have |had )?made (?:a|an|some) (?:\w+ )?(?:mistake|error))\b)|'
-    '不对|不對|错了|錯了|違いま|間違[えいっ]|아니[,다요]|틀[렸린]|неверно|ошиб|нет[,.:!]|गलत|خطأ',
-    re.IGNORECASE,
+    r'(?i:\b(?:no|nope|oops|sorry|scratch that|actually|correction)[,:!.;]|'
+    r"(?<!nothing )\b(?:that|this|it|which|answer|i)(?:'s| is| was| am|'m)? (?:\w+ )?"
+    r'(?:wrong|incorrect|mistaken|not (?:right|correct|true))\b|\bi (?:have |had )?made (?:a|an|some) (?:mistake|error)|'
+    '不[对對]|[错錯]了|違いま|間違[えいっ]|아니[,다요]|틀[렸린]|неверно|ошиб|нет[,.:!]|गलत|خطأ)'
 )
 NO_SOLUTION = re.compile(rf'\b{EMPTY.pattern}$')  # at the end of a line
 LEADING = re.compile(r'[\s$*.]*(?:\\text\w*\s*\{)?\s*([A-Za-z][A-Za-z -]*?)[\s.}$*!]*')
