@@ -18,7 +18,7 @@ REMEMBERED = 100_000  # examples
 READS_ANSWERS = False  # the gold answer, a program, serves the self-test alone
 # makes a function of a program that reads standard input, which is a file as far as the program knows, and writes
 RUN = """
-import atexit, contextlib, os, sys, threading
+import atexit, os, sys, threading
 
 def run(text):
     with open('input', 'w', newline='') as file:
@@ -27,7 +27,7 @@ def run(text):
     if place:
         os.dup2(place, 0)
         os.close(place)
-    sys.argv, sys.stdin, written = ['program.py'], open(0, closefd=False), open('output', 'w+b')
+    sys.argv, sys.stdin, written = ['program.py'], open(0, closefd=False), open('output', 'wb')
     os.dup2(written.fileno(), 1)  # os.write(1, ...) is output too
     output = sys.stdout = sys.__stdout__ = open(1, 'w', encoding='utf8', closefd=False)
     try:
@@ -39,10 +39,8 @@ def run(text):
             thread.join()
     atexit._run_exitfuncs()  # they may write too
     for stream in (sys.stdout, output):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    written.seek(0)
-    return written.read().decode()
+        getattr(stream, 'closed', False) or stream.flush()
+    return open('output', encoding='utf8').read()
 """
 
 _constant_shares = {}  # an example's program text and tests -> the greatest share of a constant

@@ -20,8 +20,7 @@ OPTION = re.compile(
 OTHER = re.compile(r'(?:\b(?:and|or)|[,&/]) *\(?[A-J](?![\w\'])|\([A-Ja-h]\)')  # another option's letter
 REASON = re.compile(r'\(|because\b|since\b|as\b|for\b|is\b|not [A-J]\b|[\u2013\u2014]')
 DENIED = re.compile(
-    r"(?:is|was|are|can|could|must|does|do|has|would)(?:n't)?\b(?: \w+){0,2}? ?"
-    r"(?:not|n't|cannot|wrong|false|incorrect|impossible|invalid|ruled|excluded|eliminated|out|too)\b|cannot\b|fails?\b"
+    r"(?:is|was|can|must|does|has|be) (?:\w+ )?(?:not|wrong|false|incorrect|ruled|out)\b|cannot|\w+n't|fails"
 )
 PROSE = re.compile(
     r'\b(?:is|are|was|were|has|have|will|can|this|that|it|we|because|since|so|hence|therefore|which|thus|match\w*)\b',
@@ -29,8 +28,8 @@ PROSE = re.compile(
 )
 # before a letter, and behind one, where a text states no other way which option is right
 STATED = re.compile(
-    r'(?:\b(?i:answers?|options?|choices?|alternatives?|antwort|réponse|respuesta|resposta|risposta|ответ|odpowiedź)\b'
-    r'(?: correct[ae]| corret{1,2}a)?[\s*_`"\')]*(?:\b(?i:is|ist|est|es|é|è)\b|[:=—])|\bI (?:choose|pick|select))[\s*_:`]*(?=\S)'
+    r'(?:\b(?i:answers?|options?|choices?|alternatives?|antwort|réponse|respuesta|risposta|ответ|odpowiedź)\b'
+    r'(?: correcta)?[\s*_`"\')]*(?:\b(?i:is|ist|est|es|è)\b|[:=\u2014])|\bI (?:choose|pick|select))[\s*_:`]*(?=\S)'
 )
 VERDICT = re.compile(
     r'(?<![A-Za-z])(\(?[A-J]\)?)\*{0,2} (?:is|must be|would be) (?:the |indeed )?(?:correct|right|best|answer)'

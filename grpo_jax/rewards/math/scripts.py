@@ -11,7 +11,7 @@ import unicodedata
 # signs that Unicode's tables relate to no ASCII sign; behind a full stop there is a space, as there is in English
 SIGNS = {'。': '. ', '।': '. ', '॥': '. ', '、': ', ', '،': ', ', '؛': '; ', '؟': '?', '٫': '.', '٬': ',', '٪': '%'}
 SIGNS |= dict.fromkeys('\u2212\ufe63\u2010\u2011', '-')
-FORMS = {'<fraction>': ' ', '<sub>': '_'}  # with what stands before them: 2 1/2 for 2½, 10_2 for 10₂
+FORMS = {'<fraction>': ' ', '<super>': '^', '<sub>': '_'}  # 2 1/2 for 2½, 10^2 for 10², 10_2 for 10₂
 
 
 class _Characters(dict):
@@ -24,7 +24,8 @@ class _Characters(dict):
         elif category == 'Cf':
             character = ''
         elif (form := unicodedata.decomposition(character).partition(' ')[0]) in FORMS:
-            character = FORMS[form] + unicodedata.normalize('NFKC', character).replace('\u2044', '/')
+            plain = unicodedata.normalize('NFKC', character)
+            character = FORMS[form] + plain.replace('\u2044', '/').replace('\u2212', '-')
         elif unicodedata.east_asian_width(character) == 'F':
             character = unicodedata.normalize('NFKC', character)
         self[code] = SIGNS.get(character, character)  # of the characters that a text has, each is worked out once
@@ -32,7 +33,6 @@ class _Characters(dict):
 
 
 CHARACTERS = _Characters()
-RAISED = re.compile('(?<=[0-9A-Za-z)])[\u00b2\u00b3\u00b9\u2070-\u207b]+')
 LONE_NUMERAL = re.compile(r'\W*[〇零一二三四五六七八九十百千万億亿两兩]+(?:分[之の][一二三四五六七八九十]+)?\w{0,2}\W*')
 
 # from Cyrillic on, without the blocks of signs
@@ -41,8 +41,8 @@ FOREIGN = re.compile(f'[{LETTERS}]')
 ARABIC, DEVANAGARI = '[\u0600-\u06ff]', '[\u0900-\u097f]'
 # behind the last of these the answer stands
 MARK = re.compile(
-    rf'答案|答え|解答|正解|答(?=[:是为は])|(?<![不别])[选選](?![项項択择擇])|[정해]?답(?=[은는이: ])|(?<!\w)(?i:ответ)(?!\w)|'
-    rf'उत्तर|जवाब|(?<!ليس )(?<!ليس ال)(?<!ليست ال)(?:ال)?(?:جواب|[إا]جابة)(?!{ARABIC})'
+    rf'答案|答え|解答|正解|答(?=[:是为は])|(?<!不)[选選](?![项項択择擇])|[정해]?답(?=[은는이: ])|'
+    rf'(?<!\w)(?i:ответ)(?!\w)|उत्तर|जवाब|(?<!ليس )(?<!ليس ال)(?<!ليست ال)(?:ال)?(?:جواب|[إا]جابة)(?!{ARABIC})'
 )
 # `or` and `and` between two values
 JOINED = re.compile(r'(?<=[0-9A-Z)}$])\s*(?:或者?|和|と|または|또는|[와과]|(?i:или|и)|या|और|أو|و)\s*(?=[-$(0-9A-Z\\])')
@@ -100,10 +100,7 @@ WORDS_BEHIND = 4  # with more words behind its number a text is a sentence about
 
 def translate(text: str) -> str:
     """The text with CHARACTERS translated."""
-    if text.isascii():
-        return text
-    text = RAISED.sub(lambda digits: f'^{{{unicodedata.normalize("NFKC", digits[0])}}}', text)
-    return text.translate(CHARACTERS)
+    return text if text.isascii() else text.translate(CHARACTERS)
 
 
 def is_foreign(text: str) -> bool:

@@ -142,16 +142,12 @@ def split_unit(text: str) -> tuple[str, str]:
     return value, unit and f'\\text{{{unit}}}' + (power and f'^{power}')
 
 
-def sum_units(text: str) -> str:
-    """The text with 3/2 hour for 1 hour 30 minutes, and so for each quantity of several units of one kind."""
-
-    def total(match):
-        one, other = (measured(Fraction(1), f'\\text{{{UNITS.get(match[i].lower())}}}') for i in (2, 5))
-        if not one or not other or one[0] != other[0] or one[2] <= other[2]:
-            return match[0]
-        return f'{Fraction(match[1]) + int(match[3]) * other[2] / one[2]}{match[4]}{match[2]}'
-
-    return COMPOUND.sub(total, COMPOUND.sub(total, text))
+def add_units(match: re.Match) -> str:
+    """3/2 hour for COMPOUND's 1 hour 30 minutes; quantities of two kinds as they are."""
+    one, other = (measured(Fraction(1), f'\\text{{{UNITS.get(match[i].lower())}}}') for i in (2, 5))
+    if not one or not other or one[0] != other[0] or one[2] <= other[2]:
+        return match[0]
+    return f'{Fraction(match[1]) + int(match[3]) * other[2] / one[2]}{match[4]}{match[2]}'
 
 
 def sign_of(text: str, number: Fraction) -> str:

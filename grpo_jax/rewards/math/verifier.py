@@ -4,6 +4,7 @@ from fractions import Fraction
 import functools
 import logging
 import re
+from string import ascii_lowercase
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -33,6 +34,8 @@ CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
 INEQUALITY = re.compile(r'(?:([^<>]+?)\s*(<|>|\\[lg]e)\s*)?([A-Za-z]|[^<>]+?)\s*(<|>|\\[lg]e)\s*([^<>]+)')
 SET_OF = re.compile(r'[A-Za-z] ?(?:\\mid|\||:) ?')  # before the inequality of a set
 MIXED = re.compile(r'([0-9]+) and ([0-9]+/[0-9]+)')
+SAYING = r'(?:(?:so|thus|hence|therefore),? )?(?:(?:the|it|this|that|he|she)\b(?:(?! is )[^,.])* is )?'
+TRUTHS = {'yes', 'no', 'true', 'false'}
 NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # a name, not a product of letters
 
 
@@ -90,7 +93,7 @@ def _judge(completion, example, pool, boxed, percent):
     if number is not None:
         text = _as_written(text, example.answer)
     answer = canonicalize(text)
-    if number is None and not boxed and 'boxed' not in completion and _said(completion) == _said(example.answer):
+    if number is None and not boxed and 'boxed' not in completion and _says(completion, example.answer):
         return 1.0
     if answer is None:
         return 0.0
@@ -104,9 +107,10 @@ def _judge(completion, example, pool, boxed, percent):
     return float(pool.call_cached(are_equivalent, gold, answer) if verdict is None else verdict)
 
 
-def _said(text):
-    """What a text states, in lower case, as it is written."""
-    return choice.stated(text).strip(' .!*$`"').casefold()
+def _says(completion, gold):
+    """Whether a text's last statement is the gold answer in words, alone or behind `is`; a reason may follow `yes`."""
+    said, gold = (choice.stated(text).strip(' .!*_$`"').casefold() for text in (completion, gold))
+    return re.fullmatch(SAYING + re.escape(gold) + ('(?:[,;:.] .*)?' if gold in TRUTHS else ''), said)
 
 
 def _is_share(gold, answer, gold_sign, sign):
@@ -227,7 +231,7 @@ def _decide_parts(gold, answer):
         return None
     golds, answers = split_list(gold), split_list(answer)
     bracketed = gold[:1] in ('(', '[') and gold[0] + gold[-1] == answer[:1] + answer[-1:]
-    if len(golds) == len(answers) == 1 and not bracketed and SPAN.fullmatch(gold) and SPAN.fullmatch(answer):
+    if not bracketed and SPAN.fullmatch(gold) and SPAN.fullmatch(answer):
         return False
     if len(golds) == len(answers) == 1 and bracketed:
         golds, answers = split_list(gold[1:-1]), split_list(answer[1:-1])
@@ -244,14 +248,14 @@ def _decide_parts(gold, answer):
 
 
 def _bracketed(text):
-    """The intervals of inequalities for one letter, as (1,3], joined by unions; another text unchanged.
+    """The intervals of inequalities for one letter, as (1,3], joined by unions; the point of y = 3, x = 4.
 
-    (4,3) for y = 3, x = 4: letters that follow each other in the alphabet are coordinates.
+    Another text is unchanged. Letters of a point follow each other in the alphabet.
     """
     assigned = sorted(match.groups() for part in split_list(text) if (match := ASSIGNED.fullmatch(part)))
-    if 1 < len(assigned) == len(split_list(text)) == len({name for name, _ in assigned}):
-        if ord(assigned[-1][0]) - ord(assigned[0][0]) == len(assigned) - 1:
-            return f'({",".join(value for _, value in assigned)})'
+    letters = ''.join(letter for letter, _ in assigned)
+    if 1 < len(letters) == len(split_list(text)) and letters in ascii_lowercase:
+        return f'({",".join(value for _, value in assigned)})'
     intervals = []
     inequalities = SET_OF.sub('', text, count=1) if SET_OF.match(text) else text
     for part in split_list(inequalities):

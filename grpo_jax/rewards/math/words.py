@@ -3,7 +3,7 @@
 from fractions import Fraction
 import re
 
-from grpo_jax.rewards.math.units import sum_units
+from grpo_jax.rewards.math.units import COMPOUND, add_units
 
 SMALL = (
     'zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen '
@@ -41,7 +41,7 @@ EMPTY = re.compile(
 CORRECTION = re.compile(
     r'(?i:\b(?:no|nope|oops|sorry|scratch that|actually|correction)[,:!.;]|'
     r"(?<!nothing )\b(?:that|this|it|which|answer|i)(?:'s| is| was| am|'m)? (?:\w+ )?"
-    r'(?:wrong|incorrect|mistaken|not (?:right|correct|true))\b|\bi (?:have |had )?made (?:a|an|some) (?:mistake|error)|'
+    r'(?:wrong|incorrect|mistaken|not (?:right|correct|true))\b|\bi (?:have |had )?made an? (?:mistake|error)|'
     '不[对對]|[错錯]了|違いま|間違[えいっ]|아니[,다요]|틀[렸린]|неверно|ошиб|нет[,.:!]|गलत|خطأ)'
 )
 NO_SOLUTION = re.compile(rf'\b{EMPTY.pattern}$')  # at the end of a line
@@ -54,7 +54,7 @@ NO_UNITS = frozenset('and of or to in on at is are was more less than half plus 
 
 def write_signs(text: str) -> str:
     """The text with signs for the words before and behind its numbers; the numbers themselves stay."""
-    text = sum_units(text)
+    text = COMPOUND.sub(add_units, text)
     if 'negative' in text or 'minus' in text:
         text = NEGATIVE.sub('-', text)
     if ' and ' in text:
