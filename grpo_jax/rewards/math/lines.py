@@ -74,7 +74,7 @@ RESULT = re.compile(
 REASON = re.compile(r'[^0-9.,:=]{0,30},?\s(?:because|since|as)\s')
 # words and signs with which a number is no answer: before it, behind it, and between two numbers that are one answer
 HEDGED_BEFORE = re.compile(
-    r"(?:(?:\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up to|nearly|almost|just under|"
+    r"(?:(?i:\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up to|nearly|almost|just under|"
     r'just over|(?:is|are|was|were) (?:over|under|above|below)|'
     r'(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower|other) than|'
     r'(?:half|third|quarter|root|square|cube|multiple|power|factor|percent|%) of)|^\W*(?:over|under|above|below))\s+|'

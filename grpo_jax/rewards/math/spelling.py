@@ -45,8 +45,8 @@ SPELLINGS = [
     for pattern, replacement in [
         (r'\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|boxed|fbox|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])', ''),
         (r'\\(?:math[a-z]+|boldsymbol|bm)(?=\s*\{\s*[^A-Za-z\s])|\\(?:text)?color\s*\{[^{}]*\}', ''),
-        (r'\\langle ?|^ ?\](?=[^\[\]]+,[^\[\]]+[\[\]] ?$)', '('),
-        (r'\\rangle|(?<=.)\[ ?$', ')'),
+        (r'^ ?\](?=[^\[\]]+,[^\[\]]+[\[\]] ?$)|\\langle ?', '('),
+        (r'(?<=.)\[ ?$|\\rangle', ')'),
         (r'€ ?([0-9]+),([0-9]{2})(?![0-9,])', r'\1.\2'),
         (r'\^([-0-9])\^([0-9])', r'^{\1\2}'),
         (r'(\\(?:sin|cos|tan)\s*[({]?\s*)([0-9]+)\s*\^\s*\{?\s*\\circ\s*\}?', r'\1\\frac{\2\\pi}{180}'),
