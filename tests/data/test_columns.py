@@ -158,8 +158,8 @@ OUTPUT = {
     'the system': 'import os\nos.write(1, str(a + b).encode())',
     'at exit': 'import atexit, io, sys\nsys.stdout = io.StringIO()\n'
     'atexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))\nprint(a + b)',
-    'a wrapper': 'import io, os, sys\nclass Fast(io.StringIO):\n    def flush(self): os.write(1, self.getvalue().encode())\n'
-    'sys.stdout = Fast()\nprint(a + b)',
+    'a wrapper': 'import io, os, sys\nclass Fast(io.StringIO):\n'
+    '    def flush(self): os.write(1, self.getvalue().encode())\nsys.stdout = Fast()\nprint(a + b)',
     'closed': 'import sys\nprint(a + b)\nsys.stdout.close()',
 }
 

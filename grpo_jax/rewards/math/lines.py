@@ -74,8 +74,8 @@ RESULT = re.compile(
 REASON = re.compile(r'[^0-9.,:=]{0,30},?\s(?:because|since|as)\s')
 # words and signs with which a number is no answer: before it, behind it, and between two numbers that are one answer
 HEDGED_BEFORE = re.compile(
-    r"(?:(?i:\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up to|nearly|almost|just under|"
-    r'just over|(?:is|are|was|were) (?:over|under|above|below)|'
+    r"(?:(?i:\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up (?:to|from)|down from|none of the|"
+    r'nearly|almost|just (?:over|under)|(?:is|are|was|were) (?:over|under|above|below)|'
     r'(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower|other) than|'
     r'(?:half|third|quarter|root|square|cube|multiple|power|factor|percent|%) of)|^\W*(?:over|under|above|below))\s+|'
     r'\b(?:sqrt|log|ln|sin|cos|tan|exp)\s?\(|(?:(?<![A-Za-z0-9])[a-z]|\)|(?<=[0-9])(?! ?-)) ?[-+*/\u00d7÷·^√] ?|√|'

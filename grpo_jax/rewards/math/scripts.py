@@ -33,7 +33,7 @@ class _Characters(dict):
 
 
 CHARACTERS = _Characters()
-LONE_NUMERAL = re.compile(r'\W*[〇零一二三四五六七八九十百千万億亿两兩]+(?:分[之の][一二三四五六七八九十]+)?\w{0,2}\W*')
+LONE_NUMERAL = re.compile(r'\W*[〇零一二三四五六七八九十百千万億亿两兩]+(?:分[之の][一二三四五六七八九十]+)?\w{0,4}\W*')
 
 # from Cyrillic on, without the blocks of signs
 LETTERS = '\u0400-\u1cff\u3005-\u3007\u3040-\u312f\u3131-\u9fff\ua960-\ud7fb\uf900-\ufaff\ufb50-\ufdff\ufe70-\ufefc'
@@ -49,7 +49,7 @@ JOINED = re.compile(r'(?<=[0-9A-Z)}$])\s*(?:或者?|和|と|または|또는|[�
 # not, wrong, at least, at most, more or less than, too, half, times, squared
 HEDGED = re.compile(
     # Chinese and Japanese
-    '不[是对等能足超少大小满滿选選]|并非|[没沒]有|或|[错錯]|至[少多]|最[少多]|以[上下](?!より|から)|'
+    '不[是对等能足超少大小满滿选選到]|并非|[没沒]有|或|[错錯]|至[少多]|最[少多]|以[上下](?!より|から)|'
     '[大小多少高低][于於]|比 ?(?=[0-9])|超[过過える]|未[满満]|太[大小多少高低]|'
     '(?<=[0-9个個时時間间天月年])半|一半|除了|以外|倍(?![数數])|'
     'の?[二2]乗|的[平立]方|ません|ではな|でな|くない|少なくとも|多くとも|または|より[多少大小高低]|すぎ|'
