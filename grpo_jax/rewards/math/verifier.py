@@ -53,16 +53,6 @@ def strict(completion: str, example: Example, *, pool: Pool, percent: bool = Fal
     return _judge(completion, example, pool, boxed=True, percent=percent)
 
 
-def extract(completion: str) -> str | None:
-    """The completion's answer in canonical form, in which equal numbers have one spelling; None without an answer."""
-    return extraction.lenient_answer(completion)
-
-
-def extract_strict(completion: str) -> str | None:
-    """As extract, but only an answer that strict accepts."""
-    return extraction.strict_answer(completion)
-
-
 def same(answer: str, other: str) -> bool:
     """Whether two extracted answers are surely the same in two spellings; no algebra is tried."""
     return decide(answer, other) is True
@@ -221,10 +211,7 @@ def _decide_forms(gold, answer, a, b):
     return False if statement(gold) != statement(answer) else None
 
 
-@functools.lru_cache(CACHED)
-def _number(text):
-    """As work_out, remembered."""
-    return work_out(text)
+_number = functools.lru_cache(CACHED)(work_out)  # remembered
 
 
 def _decide_parts(gold, answer):
