@@ -6,7 +6,7 @@ import re
 from grpo_jax.rewards.math import words as wording
 from grpo_jax.rewards.math.scripts import LONE_NUMERAL, is_foreign
 from grpo_jax.rewards.math.spelling import LONGEST
-from grpo_jax.rewards.math.units import SCALES, UNITS
+from grpo_jax.rewards.math.units import COMPOUND, SCALES, UNITS, add_units
 
 LINES = 40  # lines at the end of a text that are read
 NUMBERS = 20  # numbers of a sentence that are read
@@ -163,8 +163,8 @@ def _is_formula_part(line):
 
 
 def clean(text: str) -> str:
-    """The text without tags, fences, pictures, and the begin and end of environments."""
-    return EMPHASIS.sub(r'\1', NOISE.sub(' ', text))
+    """The text without tags, fences, pictures, begin and end of environments; with 3/2 hour for 1 hour 30 minutes."""
+    return COMPOUND.sub(add_units, EMPHASIS.sub(r'\1', NOISE.sub(' ', text)))
 
 
 def read_line(line: str) -> str:

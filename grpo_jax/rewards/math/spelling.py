@@ -9,7 +9,7 @@ import re
 
 from grpo_jax.rewards.math import choice, scripts, words
 from grpo_jax.rewards.math.numbers import fraction, work_out
-from grpo_jax.rewards.math.units import PERCENT, SPACE, sign_of, split_unit
+from grpo_jax.rewards.math.units import COMPOUND, PERCENT, SPACE, add_units, sign_of, split_unit
 
 LONGEST = 1000  # characters of an answer; longer text is noise
 CACHED = 4096  # texts whose spelling is remembered, since each is looked up several times
@@ -140,7 +140,7 @@ def respell(text: str) -> str | None:
 @functools.lru_cache(CACHED)
 def _respell(text):
     """As respell, for a text of at most LONGEST characters; remembered."""
-    text = words.write_signs(scripts.translate(text))
+    text = COMPOUND.sub(add_units, words.write_signs(scripts.translate(text)))
     text = ' '.join(text.translate(CHARACTERS).split())
     if r'\begin' not in text:
         text = re.sub(r'\\\\(?=[A-Za-z,!{}])', r'\\', text)  # escaped twice

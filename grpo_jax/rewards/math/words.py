@@ -3,8 +3,6 @@
 from fractions import Fraction
 import re
 
-from grpo_jax.rewards.math.units import COMPOUND, add_units
-
 SMALL = (
     'zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen '
     'eighteen nineteen'
@@ -54,7 +52,6 @@ NO_UNITS = frozenset('and of or to in on at is are was more less than half plus 
 
 def write_signs(text: str) -> str:
     """The text with signs for the words before and behind its numbers; the numbers themselves stay."""
-    text = COMPOUND.sub(add_units, text)
     if 'negative' in text or 'minus' in text:
         text = NEGATIVE.sub('-', text)
     if ' and ' in text:
