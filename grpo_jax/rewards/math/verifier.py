@@ -158,8 +158,9 @@ def decide(gold: str, answer: str) -> bool | None:
         return gold.lstrip('0') == answer.lstrip('0')
     if all(number is not None or NAME.fullmatch(text) for number, text in ((a, gold), (b, answer))):
         return gold.casefold() == answer.casefold()
-    if r'\emptyset' in (gold, answer) or (gold.strip('+-') == r'\infty' and r'\infty' in answer):
-        return gold == answer.removeprefix('+')
+    infinite = r'\infty' in gold and r'\infty' in answer
+    if r'\emptyset' in (gold, answer) or (infinite and r'\infty' in (gold.strip('+-'), answer.strip('+-'))):
+        return gold.removeprefix('+') == answer.removeprefix('+')
     gold, answer = (
         _bracketed(one) if other[:1] in ('(', '[') else one for one, other in ((gold, answer), (answer, gold))
     )
@@ -180,9 +181,9 @@ def _decide_options(letter, gold, other, answer):
         return letter == other and (
             not (gold and answer) or choice.LETTER.fullmatch(gold) is not None or decide(gold, answer)
         )
-    if letter and not gold:
-        return letter.casefold() == answer.casefold()
-    return decide(gold, answer) if gold and answer else False
+    if not (gold if letter else answer):
+        return (letter or gold).casefold() == (other or answer).casefold()
+    return decide(gold, answer)
 
 
 def _same_time(time, other):
