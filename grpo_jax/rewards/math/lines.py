@@ -134,8 +134,8 @@ def read_last(text: str, words: bool = True) -> str:
             break
         if line is lines[-1] and (number := wording.read_statement(line)) and (words or number != r'\emptyset'):
             return number
-        said = LONE_NUMERAL.fullmatch(line) or (words and (is_bare(line) or is_foreign(line)))
-        if said and line is lines[-1] and not CLOSING.fullmatch(line):
+        worded = LONE_NUMERAL.fullmatch(line) or (words and (is_bare(line) or is_foreign(line)))
+        if worded and line is lines[-1] and not CLOSING.fullmatch(line):
             return line.strip(' *#>')
     pieces = pick_values('\n'.join(lines))
     return next((value for value in reversed(pieces) if re.search('[0-9]', value)), pieces[-1] if pieces else '')

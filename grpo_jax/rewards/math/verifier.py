@@ -99,10 +99,10 @@ def _judge(completion, example, pool, boxed, percent):
 
 def _says(completion, gold):
     """Whether a text's last statement is the gold answer in words, alone or behind `is`; a reason may follow `yes`."""
-    said, gold = (
+    stated, gold = (
         choice.TEXT.sub(r'\1', choice.stated(text)).strip(' .!*_$`"').casefold() for text in (completion, gold)
     )
-    return re.fullmatch(SAYING + re.escape(gold) + ('(?:[,;:.] .*)?' if gold in TRUTHS else ''), said)
+    return re.fullmatch(SAYING + re.escape(gold) + ('(?:[,;:.] .*)?' if gold in TRUTHS else ''), stated)
 
 
 def _is_share(gold, answer, gold_sign, sign):
