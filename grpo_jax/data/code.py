@@ -33,6 +33,9 @@ class np:
             return len(a) == len(b) and all(np.allclose(x, y, rtol, atol) for x, y in zip(a, b))
         return abs(a - b) <= atol + rtol * abs(b) or a == b
 """
+# what LeetCode imports before a class Solution
+IMPORTS = 'import bisect, collections, functools, heapq, itertools, math, operator, random, re, string\n'
+IMPORTS += 'from typing import *\nfrom collections import *\nfrom functools import *\nfrom heapq import *\n'
 # the judge of APPS's form: outputs are equal word by word, numbers with decimals to a millionth
 EQUAL = """
 import math
@@ -179,7 +182,8 @@ def _cases_example(row, i, where, fields):
         lines = [['\n'.join(map(str, x)) if isinstance(x, list) else str(x) for x in case] for case in cases]
         tests = [f'assert writes(run({given!r}), {gold!r})' for given, gold in lines]
     names = {name: name}
-    meta = {'before': '', 'setup': EQUAL, 'tests': tests, 'names': names, 'stdin': not function}
+    meta = {'before': IMPORTS * ('class Solution' in head), 'setup': EQUAL, 'tests': tests, 'names': names}
+    meta['stdin'] = not function
     meta |= {name: row[name] for name in ('difficulty', 'source') if row.get(name)}
     if isinstance(solution, str) and solution.strip():
         meta['demonstration'] = solution

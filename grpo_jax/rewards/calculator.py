@@ -9,6 +9,7 @@ from grpo_jax.expressions import ARITHMETIC, LONGEST, value_of
 
 # an expression with its value if one follows, or signs alone. The value is optional so that no text is scanned twice
 EQUATION = re.compile(r'([-+*/().]*\d[-+*/().\d]*)(?:=([-+]?\d+(?:\.\d+)?|[-+]?\.\d+))?|[-+*/().]+')
+GOES_ON = re.compile(r',\d{3}(?!\d)|[*/^]\d')  # after a value that is not all of its side: 24,000 or 2*5
 MOST = 1000  # equations of a completion that are looked at
 
 
@@ -29,6 +30,7 @@ def steps(completion: str, example: Example) -> list[tuple[int, float]]:
     for i, match in enumerate(itertools.islice(equations, MOST)):
         expression, value = match.groups()
         right = len(value) <= LONGEST and value_of(expression) == Fraction(value)
+        right = right and not GOES_ON.match(completion, match.end())
         if expressions is not None:
             right = right and i < len(expressions) and expression == expressions[i]
         rewards.append((match.end(), float(right)))

@@ -263,7 +263,7 @@ def run_judge(requests: int, replies: int, verdict: int, rules: int | None, filt
 
         def find(number, name='', base=None):
             if base is None:
-                return Remote(ask, number)
+                return objects.setdefault(number, Remote(ask, number))
             if number not in classes:
                 classes[number] = type(name, (base,), {'_number': number})
             return classes[number]
@@ -287,7 +287,7 @@ def run_judge(requests: int, replies: int, verdict: int, rules: int | None, filt
                 return False
             return not gone  # a test may expect an exception, but not the end of the process
 
-        namespace, classes, gone = {'__name__': 'tests'}, {}, []
+        namespace, objects, classes, gone = {'__name__': 'tests'}, {}, {}, []
         try:
             send({'program': job['program'], 'memory': job['memory'], 'seconds': seconds})
             for name, attribute in job['names'].items():

@@ -151,6 +151,17 @@ def test_a_template_that_does_not_open_the_answer_is_told(tmp_path, caplog):
 
 INPUT = {'stdin': 'a, b = map(int, input().split())', 'as a file': 'a, b = map(int, open(0).read().split())'}
 INPUT['bytes'] = 'import sys\na, b = map(int, sys.stdin.buffer.readline().split())'
+INPUT['fileinput'] = 'import fileinput\na, b = map(int, "".join(fileinput.input()).split())'
+INPUT['the system'] = 'import os\na, b = map(int, os.read(0, 99).split())'
+OUTPUT = {
+    'print': 'print(a + b)\nexit()',
+    'the system': 'import os\nos.write(1, str(a + b).encode())',
+    'at exit': 'import atexit, io, sys\nsys.stdout = io.StringIO()\n'
+    'atexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))\nprint(a + b)',
+    'a wrapper': 'import io, os, sys\nclass Fast(io.StringIO):\n'
+    '    def flush(self): os.write(1, self.getvalue().encode())\nsys.stdout = Fast()\nprint(a + b)',
+    'closed': 'import sys\nprint(a + b)\nsys.stdout.close()',
+}
 
 
 def test_programs_are_judged_by_what_they_read_and_write(tmp_path):
@@ -165,22 +176,25 @@ def test_programs_are_judged_by_what_they_read_and_write(tmp_path):
     (tmp_path / 'train.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     read, method, function = code.examples('train', folder=str(tmp_path))
     assert read.answer == 'print(1)' and method.prompt == 'Add.\n\nclass Solution:\n    def add(self, a, b):'
-    programs = [f'{source}\nprint(a + b)\nexit()' for source in INPUT.values()] + ['print(3)', 'print(1/0)']
+    right = [f'{source}\n{OUTPUT["print"]}' for source in INPUT.values()]
+    right += [f'{INPUT["stdin"]}\n{write}' for write in OUTPUT.values()]
     add = 'def add({}a, b):\n    return a + b'
     c = default.get_config()
     with c.unlocked():
         c.reward.parts, c.reward.verifier, c.reward.workers = (('code', 1.0),), 'code', 1
     with rewards.build(rewards.RewardOptions.from_config(c.reward), 512) as functions:
-        examples = [read] * 5 + [method, function, function]
         texts = [
-            *programs,
-            'class Solution:\n    ' + add.format('self, ').replace('\n', '\n    '),
+            *right,
+            'print(3)',
+            'print(1/0)',
+            'class Solution:\n    ' + add.format('self, ').replace('\n', '\n    ').replace('b)', 'b) -> List[int]'),
             add.format(''),
             'add = max',
         ]
+        examples = [read] * (len(right) + 2) + [method, function, function]
         texts = [f'```python\n{text}\n```' for text in texts]
-        paid = rewards.compute_rewards(functions, examples, texts, [False] * 8, [5] * 8)
-    assert list(paid.parts['code']) == [1, 1, 1, 0, 0, 1, 1, 0]
+        paid = rewards.compute_rewards(functions, examples, texts, [False] * len(texts), [5] * len(texts))
+    assert list(paid.parts['code']) == [1] * len(right) + [0, 0, 1, 1, 0]
 
 
 def test_a_newline_that_a_shell_hands_on_is_a_newline():

@@ -87,7 +87,7 @@ class NoPool(Pool):
     ],
 )
 def test_strict_reads_boxes_and_hashes_alone(completion, expected):
-    assert extraction.strict_answer(completion) == expected
+    assert extraction.extract_strict(completion) == expected
     assert expected is None or math.extract(completion) == expected
 
 
@@ -131,7 +131,7 @@ def test_strict_reads_boxes_and_hashes_alone(completion, expected):
 )
 def test_lenient_reads_the_last_thing_that_looks_like_an_answer(completion, expected):
     assert math.extract(completion) == expected
-    assert extraction.strict_answer(completion) is None
+    assert extraction.extract_strict(completion) is None
 
 
 def test_only_the_end_of_a_completion_is_read():

@@ -1,5 +1,7 @@
 """What the mathematics verifier reads at the end of completions, and what it pays that is no answer."""
 
+# ruff: noqa: RUF001
+
 import itertools
 import os
 import time
@@ -169,7 +171,7 @@ def test_boxing_a_formula_of_the_problem_pays_on_no_competition_problem(real):
 
 
 def test_equal_answers_in_two_spellings_are_the_same():
-    for one, other in [('18', r'18\text{dollar}'), ('1/2', '1/2'), ('x=5', '5'), ('1,2', '2, 1')]:
+    for one, other in [('18', r'18\text{dollar}'), ('1/2', '1/2'), ('x=5', '5'), ('1,2', '2, 1'), ('e', 'E')]:
         assert math.same(one, other) and math.same(other, one)
     for one, other in itertools.combinations(['18', '17', r'18\text{cm}', 'x', r'\sqrt{324}'], 2):
         assert math.same(one, other) == ({one, other} == {'18', r'18\text{cm}'})
@@ -193,4 +195,145 @@ def test_gold_answers_that_are_half_open_or_money_are_read_without_a_box():
 def test_large_problems_are_read_in_no_time(problem):
     began = time.thread_time()
     assert not echo.is_echo('x^2+1', problem, '5')
+    assert time.thread_time() - began < 1
+
+
+# kinds of answers: gold answers, each with completions that are right and that are wrong
+KINDS = {
+    'what is taken back': {
+        '6': (
+            ['The answer is 5? No, it is 6.', 'The answer is 5. Actually, no: 6.', 'Answer: 5\n\nCorrection: 6'],
+            ['The answer is 6. Wait, that is wrong. It is 5.', 'Answer: 6\n\nHmm, I made a mistake. It should be 5.']
+            + ['So it is 6. No, that is not right.', 'The answer is 6. That is incorrect.', '答案是6。不对，应该是5。'],
+        ),
+        'B': (
+            ['The answer is C? No, B.', 'The answer is A. Actually, it must be B.'],
+            ['The answer is B. Sorry, it is C.'],
+        ),
+    },
+    'what breaks off': {
+        '7': (
+            ['The answer is 7, because the', 'So 7 are left.\nThanks to all'],
+            ['First, 3 + 4 = 7. Next, we multiply by', 'Let x = 7. Then', 'She has 7 apples. Then she'],
+        )
+    },
+    'one number of a list': {
+        '7': ([], ['We have 5, 6, 7.', 'It is one of 5, 6, or 7.', 'The values are 5, 6, and 7.', 'It may be 6, or 7.'])
+    },
+    'one number of an expression': {
+        '5': (
+            [
+                'So there are 5 in all.',
+                'So it costs $5.',
+                'It takes 5 h.',
+                'He made $5 more than Ann.',
+                'So x - 3 = 5.',
+            ],
+            [
+                'So the area is 5pi.',
+                'The area is 5π.',
+                'There are 5^2 ways.',
+                'So we get 5(x+1).',
+                'It equals 5+x.',
+                'It is 5i.',
+            ]
+            + [
+                'So it is sqrt(5).',
+                'The length is 5√3.',
+                'We get 3 * 5 eggs.',
+                'It is |x - 5|.',
+                'There are 5 × 10^3 cells.',
+            ]
+            + [
+                'The limit is 5/x.',
+                'It is 5 divided by 2.',
+                'It is 5 to the power of 2.',
+                'Nearly 5',
+                'over 5',
+                '5 plus 2 apples',
+            ],
+        ),
+        '5000': (['So it is 5 × 10^3 m.', 'It is 5e3 in all.', 'There are 5·10^3 cells.'], []),
+        r'\frac{\sqrt2}{2}': (['The answer is sqrt(2)/2.', r'\boxed{\sin 45^\circ}'], [r'\boxed{\sin 45}']),
+    },
+    'quantities of several units': {
+        '90 minutes': (
+            ['1 hour 30 minutes', 'It takes 1 hr. and 30 min.', r'\boxed{1\text{ hour }30\text{ minutes}}'],
+            ['1 hour 40 minutes', '30 minutes', '1 hour 30 feet'],
+        ),
+        '30': ([], ['1 hour 30 minutes', 'It takes 1 hour and 30 minutes.']),
+        '1 hour 30 minutes': (['1 hour 30 minutes', '1.5 hours', '90 minutes'], ['30 minutes', '1 hour']),
+        '2 dollars and 50 cents': (['$2.50', '250 cents'], ['50 cents']),
+    },
+    'coordinates by name': {
+        '(3,4)': (['x=3, y=4', r'\boxed{y=4, x=3}', r'\boxed{\langle 3,4\rangle}'], ['y=3, x=4', r'\boxed{x=4, y=3}']),
+        '(5,3)': ([r'\boxed{n=5, k=3}'], [r'\boxed{n=3, k=5}']),
+        '(1,-2)': ([], ['[1,-2]', r'\boxed{[5,-3]}']),  # empty intervals are equal
+    },
+    'options': {
+        'C': (
+            [
+                'I choose C.',
+                'La réponse est C.',
+                'La respuesta correcta es C.',
+                'Die Antwort ist (C).',
+                'Ответ — C.',
+                'C, not B',
+            ]
+            + ['So it must be C.', 'C is right.'],
+            ['C is wrong.', 'Option C is false.', 'C can be ruled out.', '(C) cannot be.', '不选C', 'C는 틀렸습니다'],
+        ),
+        'A, C': (['A and C', r'\boxed{AC}', '(A) and (C)', 'C, A'], ['A or C', 'A', r'\boxed{ABC}', r'\boxed{CA}']),
+        'ABD': ([r'\boxed{A, B, D}', 'ABD'], [r'\boxed{A, B}', r'\boxed{A, B, C}']),
+        'CBAD': ([], [r'\boxed{A, B, C, D}']),  # an order
+    },
+    'answers in words': {
+        'New York': (
+            ['New York', 'The city is New York.', 'The answer is new york.'],
+            ['York', 'It is not New York.', 'New York or Rome'],
+        ),
+        r'\text{Evelyn}': (['The winner is Evelyn.'], ['It is not true that she is Evelyn.', 'Evelyn or Ann']),
+        'Yes': (['Yes, because 4 is even.', 'Yes.'], ['No, yes', 'It is not yes']),
+        'No': (['No, it is not.', 'No.'], ['Yes, no']),
+        'all real numbers': (['The answer is all real numbers.', 'all real numbers'], ['not all real numbers']),
+    },
+    'signs and LaTeX': {
+        '5/2': (['2½', 'She needs 2½ cups.', r'\boxed{\Large\frac52}', r'\boxed{\textcolor{red}{\frac52}}'], ['2⅓']),
+        '2': ([], ['She needs 2½ cups.']),
+        r'\sqrt5': (
+            [r'\boxed{\mathbf{\sqrt{5}}}', r'\boxed{\mathrm{\sqrt5}}', r'\boxed{\ \sqrt{5}\ }'],
+            [r'\boxed{\mathbf{5}}'],
+        ),
+        '(2,5]': ([r'\boxed{]2,5]}'], [r'\boxed{]2,5[}']),
+        r'3\ln 2': ([r'\boxed{3 ln(2)}', r'\boxed{ln 8}'], [r'\boxed{ln 9}']),
+        '2.5': (['€2,50'], ['2:50']),
+        r'\infty': ([r'\boxed{+\infty}'], [r'\boxed{\infty+1}', r'\boxed{-\infty}']),
+        '10^{12}': (['10¹²'], ['10¹¹']),
+        '12': (
+            ['十二', '十二个苹果'],
+            ['不选12', '不到12', 'It is 16, up from 12.', 'None of the 12', 'ไม่ใช่ 12', '二十'],
+        ),
+    },
+}
+
+
+@pytest.fixture(scope='module')
+def pool():
+    pool = Pool(1, deadline=60.0, memory_gib=2.0)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_kinds_of_answers_are_judged_as_a_mathematician_does(kind, pool):
+    refused, paid = [], []
+    for gold, (right, wrong) in KINDS[kind].items():
+        refused += [(gold, text) for text in right if math.reward(text, example(gold), pool=pool) != 1]
+        paid += [(gold, text) for text in wrong if math.reward(text, example(gold), pool=pool) != 0]
+    assert not refused and not paid
+
+
+def test_many_blank_lines_take_no_time():
+    began = time.thread_time()
+    assert math.reward('\n' * 10**5 + 'to', example('5'), pool=NoPool()) == 0
     assert time.thread_time() - began < 1

@@ -99,6 +99,9 @@ GOOD = '<think>a</think><answer>4</answer>'
         ('c.t', 'c.t', 1),
         ('cat', 'c.t', 0),
         ('red\ncat', 'cat', 1),
+        ('I use C++.', 'C++', 1),
+        ('C++11', 'C++', 0),
+        ('anything', '', None),
     ],
 )
 def test_contains(completion, answer, expected):
@@ -288,6 +291,11 @@ def test_steps_are_judged_one_by_one_where_they_end():
     assert calculator.steps(text, example('72')) == [(7, 1.0), (17, 0.0)]
     assert calculator.reward(text, example('72')) == 0.5
     assert calculator.reward('no equation', example('72')) is None
+
+
+def test_a_value_is_all_of_its_side():
+    text = '48/2=24,000 48/2=12*5 48/2=24, 48/2=24.'
+    assert [value for _, value in calculator.steps(text, example('72'))] == [0, 0, 1, 1]
 
 
 def test_a_true_equation_that_was_not_asked_pays_nothing():

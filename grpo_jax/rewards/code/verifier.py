@@ -18,7 +18,7 @@ REMEMBERED = 100_000  # examples
 READS_ANSWERS = False  # the gold answer, a program, serves the self-test alone
 # makes a function of a program that reads standard input, which is a file as far as the program knows, and writes
 RUN = """
-import io, os, sys, threading
+import atexit, os, sys, threading
 
 def run(text):
     with open('input', 'w', newline='') as file:
@@ -27,8 +27,9 @@ def run(text):
     if place:
         os.dup2(place, 0)
         os.close(place)
-    sys.stdin, written = open(0, closefd=False), io.BytesIO()
-    sys.stdout = io.TextIOWrapper(written, encoding='utf8', write_through=True)
+    sys.argv, sys.stdin, written = ['program.py'], open(0, closefd=False), open('output', 'wb')
+    os.dup2(written.fileno(), 1)  # os.write(1, ...) is output too
+    output = sys.stdout = sys.__stdout__ = open(1, 'w', encoding='utf8', closefd=False)
     try:
         exec(compile({program!r}, 'program.py', 'exec'), {{'__name__': '__main__', 'exit': sys.exit, 'quit': sys.exit}})
     except SystemExit:
@@ -36,7 +37,10 @@ def run(text):
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
             thread.join()
-    return written.getvalue().decode()
+    atexit._run_exitfuncs()  # they may write too
+    for stream in (sys.stdout, output):
+        getattr(stream, 'closed', False) or stream.flush()
+    return open('output', encoding='utf8').read()
 """
 
 _constant_shares = {}  # an example's program text and tests -> the greatest share of a constant

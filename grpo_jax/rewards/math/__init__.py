@@ -5,6 +5,7 @@ The package needs nothing else of grpo_jax but Example, expressions and workers.
 grpo_jax.rewards looks for in a reward's module.
 """
 
-from grpo_jax.rewards.math.verifier import are_equivalent, decide, extract, extract_strict, reward, same, strict
+from grpo_jax.rewards.math.extraction import extract, extract_strict
+from grpo_jax.rewards.math.verifier import are_equivalent, decide, reward, same, strict
 
 __all__ = ['are_equivalent', 'decide', 'extract', 'extract_strict', 'reward', 'same', 'strict']

@@ -5,23 +5,32 @@ The canonical form is `B` without content, and `(B) 12` with it.
 
 import re
 
+from grpo_jax.rewards.math import words
+
 LETTER = re.compile('[A-J]')
 WITH_CONTENT = re.compile(r'\(([A-J])\) (.+)', re.DOTALL)
 TEXT = re.compile(r'\\(?:text\w*|mathrm|mathbf|mbox)\s*\{([^{}]*)\}')
 SPACE = re.compile(r'(?<!\\)\\[ ,;:!]|\\q?quad(?![A-Za-z])|[\s~]+')
 OPTION = re.compile(
-    r'(?P<named>(?i:(?:the|correct|right|best|final|is|options?|choices?|answer|alternative|letter)\b[ :]*)*)[*$ ]*'
+    r'(?P<named>(?i:(?:so|it|must|should|be|the|correct|right|best|final|is|options?|choices?|answer|alternative|letter)\b'
+    r'[ :,]*)*)[*$ ]*'
     r'(?:\((?P<bracketed>[A-Ja-h])\)|\[(?P<squared>[A-J])\]|(?P<bare>[A-J])(?![\w\'^])|(?P<small>[a-h])(?=\)))'
     r'(?P<mark>\*{0,2}[).:,]?\*{0,2}\$?[).:,]?)(?P<space> ?)(?P<content>.*)'
 )
 OTHER = re.compile(r'(?:\b(?:and|or)|[,&/]) *\(?[A-J](?![\w\'])|\([A-Ja-h]\)')  # another option's letter
-REASON = re.compile(r'\(|because\b|since\b|as\b|for\b|is\b|[\u2013\u2014]')
+REASON = re.compile(r'\(|because\b|since\b|as\b|for\b|is\b|not [A-J]\b|[\u2013\u2014]')
+DENIED = re.compile(
+    r"(?:is|was|can|must|does|has|be) (?:\w+ )?(?:not|wrong|false|incorrect|ruled|out)\b|cannot|\w+n't|fails"
+)
 PROSE = re.compile(
     r'\b(?:is|are|was|were|has|have|will|can|this|that|it|we|because|since|so|hence|therefore|which|thus|match\w*)\b',
     re.I,
 )
 # before a letter, and after one, where a text states no other way which option is right
-STATED = re.compile(r'\b(?i:answers?|options?|choices?|alternatives?)\b[\s*_`"\')]*(?:\b(?i:is)\b|[:=])[\s*_:`]*(?=\S)')
+STATED = re.compile(
+    r'(?:\b(?i:answers?|options?|choices?|alternatives?|antwort|réponse|respuesta|risposta|ответ|odpowiedź)\b'
+    r'(?: correcta)?[\s*_`"\')]*(?:\b(?i:is|ist|est|es|è)\b|[:=\u2014])|\bI (?:choose|pick|select))[\s*_:`]*(?=\S)'
+)
 VERDICT = re.compile(
     r'(?<![A-Za-z])(\(?[A-J]\)?)\*{0,2} (?:is|must be|would be) (?:the |indeed )?(?:correct|right|best|answer)'
 )
@@ -38,6 +47,8 @@ def read_option(text: str, canonicalize) -> str | None:
         return None
     letter = (match['bracketed'] or match['squared'] or match['bare'] or match['small']).upper()
     mark, content = match['mark'].replace('*', '').strip('$'), match['content'].strip(' *$').removesuffix('.')
+    if DENIED.match(content):
+        return None
     if not content or (REASON.match(content) and match['space']):
         return letter
     marked = mark or match['bracketed'] or match['squared']
@@ -55,7 +66,7 @@ def stated(text: str) -> str:
     """The line after the last word for an answer, else the letter that the text calls right, else the last line."""
     marks = list(STATED.finditer(text))
     if marks:
-        return text[marks[-1].end() :].split('\n', 1)[0]
+        return words.CORRECTION.split(text[marks[-1].end() :])[-1].strip().split('\n', 1)[0]
     verdicts = VERDICT.findall(text)
     return verdicts[-1] if verdicts else text.rstrip().rpartition('\n')[2]
 
@@ -65,4 +76,5 @@ def split_option(text: str) -> tuple[str, str]:
     match = WITH_CONTENT.fullmatch(text) if text[:1] == '(' else None
     if match:
         return match[1], match[2]
+    text = text[1:-1] if len(text) == 3 and text[0] + text[2] == '()' else text
     return (text, '') if LETTER.fullmatch(text) else ('', text)

@@ -25,30 +25,31 @@ MARK = re.compile(
 SENTENCE = re.compile(r'\n|[.!?](?=\s|$)|<\|')
 
 
-def strict_answer(completion: str) -> str | None:
+def extract(completion: str) -> str | None:
+    """The completion's answer in canonical form, in which equal numbers have one spelling; None without an answer.
+
+    As extract_strict, else the text in <answer> tags or after 'the answer is', else the last number or formula.
+    """
+    return canonicalize(answer(completion))
+
+
+def extract_strict(completion: str) -> str | None:
     """The last boxed answer, else the answer after the last ####, in canonical form; None without one."""
     return canonicalize(answer(completion, boxed=True))
-
-
-def lenient_answer(completion: str, *, words: bool = True) -> str | None:
-    """As strict_answer, else the text in <answer> tags or after 'the answer is', else the last number or formula.
-
-    words: whether a name or another word at the end may be the answer.
-    """
-    return canonicalize(answer(completion, words=words))
 
 
 def gold_answer(text: str) -> str | None:
     """A gold answer in canonical form; `text` may be a whole solution. None where it states no answer."""
     text = wording.write_signs(scripts.translate(text))
     stated = _read_first(text, (_read_box, _read_hashes, _read_tags, _read_mark))
-    return canonicalize(stated) or canonicalize(text) or lenient_answer(text)
+    return canonicalize(stated) or canonicalize(text) or extract(text)
 
 
 def answer(completion: str, *, boxed: bool = False, words: bool = True, options: bool = False) -> str:
     """The answer as it is written, but with the signs of ASCII; '' without one.
 
-    boxed: only a box or #### counts; words: as in lenient_answer; options: whether it may be the letter of an option.
+    boxed: only a box or #### counts; words, options: whether a name or another word at the end, or the letter of an
+    option, may be the answer.
     """
     tail = wording.write_signs(scripts.translate(completion[-TAIL:]))
     strict, lenient = (_read_box, _read_hashes), (_read_tags, _read_mark, lines.read_last)
@@ -153,6 +154,9 @@ def _read_mark(text, words=True):
         return ''
     text = text[max(mark.end() for mark in marks) :]
     sentence = SENTENCE.split(text, maxsplit=1)[0]
+    _, *corrected = wording.CORRECTION.split(text[len(sentence) :])
+    if corrected:
+        return lines.read_last(corrected[-1], words) or text[: lines.LONGEST]
     if scripts.is_foreign(sentence):
         return sentence
     if text.startswith(('$', r'\(', r'\[')):

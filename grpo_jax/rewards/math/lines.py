@@ -4,9 +4,9 @@ import itertools
 import re
 
 from grpo_jax.rewards.math import words as wording
-from grpo_jax.rewards.math.scripts import is_foreign
+from grpo_jax.rewards.math.scripts import LONE_NUMERAL, is_foreign
 from grpo_jax.rewards.math.spelling import LONGEST
-from grpo_jax.rewards.math.units import SCALES, UNITS
+from grpo_jax.rewards.math.units import COMPOUND, SCALES, UNITS, add_units
 
 LINES = 40  # lines at the end of a text that are read
 NUMBERS = 20  # numbers of a sentence that are read
@@ -15,7 +15,8 @@ NUMBERS = 20  # numbers of a sentence that are read
 PIECE = re.compile(
     r'(?<!\\)(?:\$\$?|\\[()\[\]])|((?<![\w.,/^{\\)])(?:[a-z] ?(?:[<>≤≥]|\\[lg]eq?) ?)?[-+]?'
     r'(?:[0-9]+ (?:and )?[0-9]+/[0-9]+|[0-9]{1,2}:[0-9]{2}(?![0-9:])|\.?[0-9][0-9.,/]*)'
-    r'(?:\\overline\{[0-9]+\}|_\{?[0-9]+\}?)?)'
+    r'(?:\\overline\{[0-9]+\}|_\{?[0-9]+\}?|'
+    r'(?:[eE][-+]?[0-9]+|(?:\s?(?:[*\u00d7x·]|\\times|\\cdot)\s?10)?\^\{?-?[0-9]+\}?)(?![0-9A-Za-z^(]))?)'
 )
 BETWEEN = re.compile(r'\s*,?\s*(?:and|or)?\s*')
 WORD = re.compile(
@@ -37,7 +38,7 @@ ARROW = re.compile(
     r'-+>|=+>|[\u2190-\u21ff\u27f0-\u27ff\u2794\u2798-\u27be\u2234]|'
     r'\\(?:Right|right|Longright|longright)arrow|\\implies|\\therefore'
 )
-ROLE = re.compile(r'\n\s*(?:Q|Question|Human|User|Problem|Instruction)(?: [0-9]+)?\s*:')
+ROLE = re.compile(r'\n[ \t]*(?:Q|Question|Human|User|Problem|Instruction)(?: [0-9]+)?\s*:')
 BULLET = re.compile(r'(?:[-\u2013\u2014]\s+(?!\\[A-Za-z])|[+*•·]\s+|[0-9]{1,2}[.)]\s+|\(?[A-Ha-h][.)]\s+)(?=\S)')
 LABEL = re.compile(
     r'[^\W\d_][^:=\n]{0,60}(?<![0-9]):\s*(?=\S)|[A-Za-z][a-z ]{2,60}=\s*|[A-Z]{4,20}\s*=\s*|'
@@ -71,21 +72,29 @@ RESULT = re.compile(
 )
 # between the answer and a sentence that has other numbers
 REASON = re.compile(r'[^0-9.,:=]{0,30},?\s(?:because|since|as)\s')
-# words with which a number is no answer: before it, behind it, and between two numbers that are one answer
+# words and signs with which a number is no answer: before it, behind it, and between two numbers that are one answer
 HEDGED_BEFORE = re.compile(
-    r"\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up to|"
-    r'(?:is|are|was|were) (?:over|under|above|below)|'
+    r"(?:(?i:\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up (?:to|from)|down from|none of the|"
+    r'nearly|almost|just (?:over|under)|(?:is|are|was|were) (?:over|under|above|below)|'
     r'(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower|other) than|'
-    r'(?:half|third|quarter|root|square|cube|multiple|power|factor|percent|%) of)\s+\$?$'
+    r'(?:half|third|quarter|root|square|cube|multiple|power|factor|percent|%) of)|^\W*(?:over|under|above|below))\s+|'
+    r'\b(?:sqrt|log|ln|sin|cos|tan|exp)\s?\(|(?:(?<![A-Za-z0-9])[a-z]|\)|(?<=[0-9])(?! ?-)) ?[-+*/\u00d7÷·^√] ?|√|'
+    r'[0-9],\s+-?[0-9./]+,\s+(?:and |or )?)\$?$'
 )
 HEDGED = re.compile(
+    r'\^|(?: ?[*+] ?)?[(√π]| ?[*+]? ?(?:pi\b|sqrt|\\(?:pi|sqrt|cdot|times|frac))|'
+    r'(?:| ?[*+/] ?|-)[abcinpqrtuvwxyz](?![\w\'])(?!\.[a-z])|'
     r"\s*(?:(?:(?:is|are|was|were|would be)\s*)?(?:not|never|cannot|wrong|incorrect|false)|isn't|"
     r"(?:does|do)(?:n't| not) (?:work|fit|hold|count|satisfy)|(?:[a-z]+ )?(?:is|are|was|were|would be|seems) "
     r'(?:wrong|incorrect|false|invalid|impossible|too|less|smaller|larger|bigger|greater|higher|lower)|'
     r'or (?:more|less|fewer|greater|higher|lower)|and (?:above|below|up)|at (?:least|most)|squared|cubed|factorial|'
-    r'fails?|remainder|R(?= ?[0-9])|times [0-9])\b'
+    r'fails?|remainder|R(?= ?[0-9])|(?:times|divided by|plus|minus|mod) \$?[0-9]+|'
+    r'over [0-9]+\W*$|(?:raised )?to the (?:[0-9a-z]+ )?power|(?:st|nd|rd|th) root)\b'
 )
-RANGE = re.compile(r'\s*(?:to|or|and|through|until|remainder|R)\s+\$?')
+RANGE = re.compile(r'\s*,?\s*(?:to|or|and|through|until|remainder|R)\s+\$?')
+BROKEN = re.compile(  # a text that breaks off in a sentence without a number
+    r'[.!?\n]\s{1,4}(?:[A-Z][^.!?\n0-9]* (?:by|the|and|to|of|we|from|or|if|s?he|they)|(?i:then|next|so|now|let))\s*$'
+)
 CITATION = re.compile(r'(?<=[^\s\[]) \[[0-9]{1,2}\]$|^\[\s*([-+]?[0-9][0-9.]*)\s*\]$')
 SIGN = re.compile(r'(?<!\\)\$')
 TOGETHER = re.compile(r'^(?: \w+)? (?:in all|in total|altogether)\b')
@@ -105,6 +114,10 @@ def read_last(text: str, words: bool = True) -> str:
     answer.
     """
     text = clean(text)
+    number = max(map(text.rfind, '0123456789'))
+    behind = text[max(number, len(text) - LONGEST) :]
+    if BROKEN.search(behind) or (number >= 0 and not words and wording.CORRECTION.search(behind)):
+        return ''
     role = ROLE.search(text)
     if role and re.search(r'[0-9A-Za-z]', text[: role.start()]):
         text = text[: role.start()]
@@ -121,7 +134,8 @@ def read_last(text: str, words: bool = True) -> str:
             break
         if line is lines[-1] and (number := wording.read_statement(line)) and (words or number != r'\emptyset'):
             return number
-        if words and line is lines[-1] and (is_bare(line) or is_foreign(line)) and not CLOSING.fullmatch(line):
+        worded = LONE_NUMERAL.fullmatch(line) or (words and (is_bare(line) or is_foreign(line)))
+        if worded and line is lines[-1] and not CLOSING.fullmatch(line):
             return line.strip(' *#>')
     pieces = pick_values('\n'.join(lines))
     return next((value for value in reversed(pieces) if re.search('[0-9]', value)), pieces[-1] if pieces else '')
@@ -149,8 +163,8 @@ def _is_formula_part(line):
 
 
 def clean(text: str) -> str:
-    """The text without tags, fences, pictures, and the begin and end of environments."""
-    return EMPHASIS.sub(r'\1', NOISE.sub(' ', text))
+    """The text without tags, fences, pictures, begin and end of environments; with 3/2 hour for 1 hour 30 minutes."""
+    return COMPOUND.sub(add_units, EMPHASIS.sub(r'\1', NOISE.sub(' ', text)))
 
 
 def read_line(line: str) -> str:

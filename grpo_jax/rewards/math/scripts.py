@@ -11,6 +11,7 @@ import unicodedata
 # signs that Unicode's tables relate to no ASCII sign; after a full stop there is a space, as there is in English
 SIGNS = {'。': '. ', '।': '. ', '॥': '. ', '、': ', ', '،': ', ', '؛': '; ', '؟': '?', '٫': '.', '٬': ',', '٪': '%'}
 SIGNS |= dict.fromkeys('\u2212\ufe63\u2010\u2011', '-')
+FORMS = {'<fraction>': ' ', '<super>': '^', '<sub>': '_'}  # 2 1/2 for 2½, 10^2 for 10², 10_2 for 10₂
 
 
 class _Characters(dict):
@@ -22,6 +23,9 @@ class _Characters(dict):
             character = str(unicodedata.decimal(character))
         elif category == 'Cf':
             character = ''
+        elif (form := unicodedata.decomposition(character).partition(' ')[0]) in FORMS:
+            plain = unicodedata.normalize('NFKC', character)
+            character = FORMS[form] + plain.replace('\u2044', '/').replace('\u2212', '-')
         elif unicodedata.east_asian_width(character) == 'F':
             character = unicodedata.normalize('NFKC', character)
         self[code] = SIGNS.get(character, character)  # of the characters that a text has, each is worked out once
@@ -29,6 +33,7 @@ class _Characters(dict):
 
 
 CHARACTERS = _Characters()
+LONE_NUMERAL = re.compile(r'\W*[〇零一二三四五六七八九十百千万億亿两兩]+(?:分[之の][一二三四五六七八九十]+)?\w{0,4}\W*')
 
 # from Cyrillic on, without the blocks of signs
 LETTERS = '\u0400-\u1cff\u3005-\u3007\u3040-\u312f\u3131-\u9fff\ua960-\ud7fb\uf900-\ufaff\ufb50-\ufdff\ufe70-\ufefc'
@@ -36,21 +41,22 @@ FOREIGN = re.compile(f'[{LETTERS}]')
 ARABIC, DEVANAGARI = '[\u0600-\u06ff]', '[\u0900-\u097f]'
 # after the last of these the answer stands
 MARK = re.compile(
-    rf'答案|答え|解答|正解|答(?=[:是为は])|[选選](?![项項択择擇])|[정해]?답(?=[은는이: ])|(?<!\w)(?i:ответ)(?!\w)|'
-    rf'उत्तर|जवाब|(?<!ليس )(?<!ليس ال)(?<!ليست ال)(?:ال)?(?:جواب|[إا]جابة)(?!{ARABIC})'
+    rf'答案|答え|解答|正解|答(?=[:是为は])|(?<!不)[选選](?![项項択择擇])|[정해]?답(?=[은는이: ])|'
+    rf'(?<!\w)(?i:ответ)(?!\w)|उत्तर|जवाब|(?<!ليس )(?<!ليس ال)(?<!ليست ال)(?:ال)?(?:جواب|[إا]جابة)(?!{ARABIC})'
 )
 # `or` and `and` between two values
 JOINED = re.compile(r'(?<=[0-9A-Z)}$])\s*(?:或者?|和|と|または|또는|[와과]|(?i:или|и)|या|और|أو|و)\s*(?=[-$(0-9A-Z\\])')
 # not, wrong, at least, at most, more or less than, too, half, times, squared
 HEDGED = re.compile(
     # Chinese and Japanese
-    '不[是对等能足超少大小满滿]|并非|[没沒]有|或|[错錯]|至[少多]|最[少多]|以[上下](?!より|から)|'
+    '不[是对等能足超少大小满滿选選到]|并非|[没沒]有|或|[错錯]|至[少多]|最[少多]|以[上下](?!より|から)|'
     '[大小多少高低][于於]|比 ?(?=[0-9])|超[过過える]|未[满満]|太[大小多少高低]|'
     '(?<=[0-9个個时時間间天月年])半|一半|除了|以外|倍(?![数數])|'
     'の?[二2]乗|的[平立]方|ません|ではな|でな|くない|少なくとも|多くとも|または|より[多少大小高低]|すぎ|'
-    # Korean
+    # Thai, Korean
+    'ไม่|หรือ|อย่าง(?:น้อย|มาก)|กว่า|เกิน|ครึ่ง|'
     '아[니닌닐닙]|않|이[상하]|미만|초과|적어도|최[소대](?=[ 0-9])|절반| 반(?=입|이|$)|'
-    '또는|너무|제곱|보다|배(?=입|이|$)|'
+    '또는|너무|제곱|보다|배(?=입|이|$)|틀[렸린립]|'
     # Russian
     r'(?i:(?<!\w)(?:не|нет|или|либо|кроме|слишком|более|менее|больше|меньше|свыше|вдвое)(?!\w)|'
     r'(?:минимум|максимум)(?= [0-9])|неверн|неправ|половин|в квадрате\W*$)|'

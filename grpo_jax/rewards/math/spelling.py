@@ -9,7 +9,7 @@ import re
 
 from grpo_jax.rewards.math import choice, scripts, words
 from grpo_jax.rewards.math.numbers import fraction, work_out
-from grpo_jax.rewards.math.units import PERCENT, SPACE, sign_of, split_unit
+from grpo_jax.rewards.math.units import COMPOUND, PERCENT, SPACE, add_units, sign_of, split_unit
 
 LONGEST = 1000  # characters of an answer; longer text is noise
 CACHED = 4096  # texts whose spelling is remembered, since each is looked up several times
@@ -36,19 +36,20 @@ CHARACTERS = str.maketrans(
         '√': r'\sqrt ',
         '∅': r'\emptyset ',
         '≈': r'\approx ',
-        '²': '^2',
-        '³': '^3',
-        '½': r'\frac{1}{2}',
-        '¼': r'\frac{1}{4}',
-        '¾': r'\frac{3}{4}',
-        '°': '',
+        '°': r'^\circ ',
     }
 )
 # (pattern, what stands for it, whether it begins with a backslash, so that most texts do not have it)
 SPELLINGS = [
     (re.compile(pattern), replacement, pattern.startswith(r'\\') and pattern[2] != '?')
     for pattern, replacement in [
-        (r'\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|boxed|fbox)(?![A-Za-z])', ''),
+        (r'\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|boxed|fbox|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])', ''),
+        (r'\\(?:math[a-z]+|boldsymbol|bm)(?=\s*\{\s*[^A-Za-z\s])|\\(?:text)?color\s*\{[^{}]*\}', ''),
+        (r'^ ?\](?=[^\[\]]+,[^\[\]]+[\[\]] ?$)|\\langle ?', '('),
+        (r'(?<=.)\[ ?$|\\rangle', ')'),
+        (r'€ ?([0-9]+),([0-9]{2})(?![0-9,])', r'\1.\2'),
+        (r'\^([-0-9])\^([0-9])', r'^{\1\2}'),
+        (r'(\\(?:sin|cos|tan)\s*[({]?\s*)([0-9]+)\s*\^\s*\{?\s*\\circ\s*\}?', r'\1\\frac{\2\\pi}{180}'),
         (r'\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?', ''),
         (r'\\!\s*', ''),
         (r'\{\s*,\s*\}', ','),
@@ -139,7 +140,7 @@ def respell(text: str) -> str | None:
 @functools.lru_cache(CACHED)
 def _respell(text):
     """As respell, for a text of at most LONGEST characters; remembered."""
-    text = words.write_signs(scripts.translate(text))
+    text = COMPOUND.sub(add_units, words.write_signs(scripts.translate(text)))
     text = ' '.join(text.translate(CHARACTERS).split())
     if r'\begin' not in text:
         text = re.sub(r'\\\\(?=[A-Za-z,!{}])', r'\\', text)  # escaped twice
@@ -147,7 +148,7 @@ def _respell(text):
     for pattern, replacement, is_command in SPELLINGS:
         if commands or not is_command:
             text = pattern.sub(replacement, text)
-    text = re.sub(' +', ' ', text).strip(ENDS).rstrip(ENDS + '.')
+    text = re.sub(' +', ' ', text).strip(ENDS).rstrip(ENDS + '.\\')
     return text if any(mark.isalnum() for mark in text) else None
 
 

@@ -83,6 +83,11 @@ STATING = frozenset(
     'since so thus hence therefore then should would could can cannot zero two three four five six seven eight nine '
     'ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety'.split()
 )
+# 1 hour and 30 minutes
+COMPOUND = re.compile(
+    r'(?<![0-9.,/])([0-9]{1,9}(?:/[1-9][0-9]{0,9})?)\s*(?:\\text\w*\s*\{\s*)?([A-Za-z]{1,9}?)s?[.,]?\s*\}?[.,]?\s*'
+    r'(?:(?:and|\\text\s*\{\s*and\s*\})\s*)?([0-9]{1,9})(\s*(?:\\text\w*\s*\{\s*)?)([A-Za-z]{1,9}?)s?(?![A-Za-z])'
+)
 UNIT = re.compile(r'(\s*)(?:\\text\s*\{([^{}]*)\}|(?<![A-Za-z\\])([A-Za-z][A-Za-z. /]+))\s*(?:\^\s*\{?([0-9])\}?)?$')
 TEXT = re.compile(r'(?<=[0-9A-Za-z)\]}])\s*\\text\s*\{([^{}]*)\}')
 PLAIN = re.compile(r'(?<![A-Za-z\\])[A-Za-z]+')
@@ -135,6 +140,14 @@ def split_unit(text: str) -> tuple[str, str]:
     unit = ' '.join(filter(None, units or words[-1:]))
     power = power or next((POWERS[word] for word in words if word in POWERS), '')
     return value, unit and f'\\text{{{unit}}}' + (power and f'^{power}')
+
+
+def add_units(match: re.Match) -> str:
+    """3/2 hour for COMPOUND's 1 hour 30 minutes; quantities of two kinds as they are."""
+    one, other = (measured(Fraction(1), f'\\text{{{UNITS.get(match[i].lower())}}}') for i in (2, 5))
+    if not one or not other or one[0] != other[0] or one[2] <= other[2]:
+        return match[0]
+    return f'{Fraction(match[1]) + int(match[3]) * other[2] / one[2]}{match[4]}{match[2]}'
 
 
 def sign_of(text: str, number: Fraction) -> str:

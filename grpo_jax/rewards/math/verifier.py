@@ -4,6 +4,7 @@ from fractions import Fraction
 import functools
 import logging
 import re
+from string import ascii_lowercase
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -24,11 +25,17 @@ CACHED = 20_000  # texts that are read once and remembered
 BASE = re.compile(r'(?<=[0-9])_\{?([0-9]+)')
 COMMA = re.compile(r'([-+]?[0-9]+),([0-9]{2,})')  # 2,74 with a decimal comma; 2,6 may be a list
 LETTER = re.compile(r'[A-Z]{2,3}|[A-Za-z](?:_(?:\w|\{\w+\}))?')
+PLAIN_FUNCTION = re.compile(r'(?<![A-Za-z\\])((?:arc)?(?:sin|cos|tan)|cot|sec|csc|ln|log|exp)(?![a-z])')
 FUNCTIONS = {*'sqrt root pi e i log ln sin cos tan cot sec csc exp min max gcd lcm mod abs floor ceil'.split()}
+SPAN = re.compile(r'[(\[][^()\[\]]+,[^()\[\]]+[)\]]')
+ASSIGNED = re.compile(r'([a-z])=([^=]+)')
+LETTERS = re.compile(r'[A-J]{2,9}|[A-J](?:, [A-J])+')  # options of which several are right
 CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
 INEQUALITY = re.compile(r'(?:([^<>]+?)\s*(<|>|\\[lg]e)\s*)?([A-Za-z]|[^<>]+?)\s*(<|>|\\[lg]e)\s*([^<>]+)')
 SET_OF = re.compile(r'[A-Za-z] ?(?:\\mid|\||:) ?')  # before the inequality of a set
 MIXED = re.compile(r'([0-9]+) and ([0-9]+/[0-9]+)')
+SAYING = r'(?:(?:so|thus|hence|therefore),? )?(?:(?:the|it|this|that|he|she)\b(?:(?! is )[^,.])* is )?'
+TRUTHS = {'yes', 'no', 'true', 'false'}
 NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # a name, not a product of letters
 
 
@@ -44,16 +51,6 @@ def reward(completion: str, example: Example, *, pool: Pool, percent: bool = Fal
 def strict(completion: str, example: Example, *, pool: Pool, percent: bool = False) -> float | None:
     r"""As reward, but only an answer in \boxed{} or after #### counts."""
     return _judge(completion, example, pool, boxed=True, percent=percent)
-
-
-def extract(completion: str) -> str | None:
-    """The completion's answer in canonical form, in which equal numbers have one spelling; None without an answer."""
-    return extraction.lenient_answer(completion)
-
-
-def extract_strict(completion: str) -> str | None:
-    """As extract, but only an answer that strict accepts."""
-    return extraction.strict_answer(completion)
 
 
 def same(answer: str, other: str) -> bool:
@@ -81,9 +78,13 @@ def _judge(completion, example, pool, boxed, percent):
     if '_' in gold:
         completion = words.write_bases(completion[-extraction.TAIL :])
     text = extraction.answer(completion, boxed=boxed, words=number is None, options=bool(letter))
+    if ' or ' in text and LETTERS.fullmatch(gold):
+        return 0.0
     if number is not None:
         text = _as_written(text, example.answer)
     answer = canonicalize(text)
+    if number is None and not boxed and 'boxed' not in completion and _says(completion, example.answer):
+        return 1.0
     if answer is None:
         return 0.0
     verdict = decide(gold, answer)
@@ -94,6 +95,14 @@ def _judge(completion, example, pool, boxed, percent):
     ):
         return 0.0
     return float(pool.call_cached(are_equivalent, gold, answer) if verdict is None else verdict)
+
+
+def _says(completion, gold):
+    """Whether a text's last statement is the gold answer in words, alone or after `is`; a reason may follow `yes`."""
+    stated, gold = (
+        choice.TEXT.sub(r'\1', choice.stated(text)).strip(' .!*_$`"').casefold() for text in (completion, gold)
+    )
+    return re.fullmatch(SAYING + re.escape(gold) + ('(?:[,;:.] .*)?' if gold in TRUTHS else ''), stated)
 
 
 def _is_share(gold, answer, gold_sign, sign):
@@ -119,6 +128,9 @@ def decide(gold: str, answer: str) -> bool | None:
     """
     if gold == answer:
         return True
+    if (',' in gold) != (',' in answer) and LETTERS.fullmatch(gold) and LETTERS.fullmatch(answer):
+        one, other = re.findall('[A-J]', gold), re.findall('[A-J]', answer)
+        return sorted(one) == sorted(other) == (other if ',' in gold else one)
     (letter, gold), (other, answer) = choice.split_option(gold), choice.split_option(answer)
     if letter or other:
         return _decide_options(letter, gold, other, answer)
@@ -146,10 +158,11 @@ def decide(gold: str, answer: str) -> bool | None:
         return gold.lstrip('0') == answer.lstrip('0')
     if all(number is not None or NAME.fullmatch(text) for number, text in ((a, gold), (b, answer))):
         return gold.casefold() == answer.casefold()
-    if r'\emptyset' in (gold, answer):
-        return False
+    infinite = r'\infty' in gold and r'\infty' in answer
+    if r'\emptyset' in (gold, answer) or (infinite and r'\infty' in (gold.strip('+-'), answer.strip('+-'))):
+        return gold.removeprefix('+') == answer.removeprefix('+')
     gold, answer = (
-        _intervals(one) if other[:1] in ('(', '[') else one for one, other in ((gold, answer), (answer, gold))
+        _bracketed(one) if other[:1] in ('(', '[') else one for one, other in ((gold, answer), (answer, gold))
     )
     verdict = _decide_parts(gold, answer)
     return _decide_forms(gold, answer, a, b) if verdict is None else verdict
@@ -168,9 +181,9 @@ def _decide_options(letter, gold, other, answer):
         return letter == other and (
             not (gold and answer) or choice.LETTER.fullmatch(gold) is not None or decide(gold, answer)
         )
-    if letter and not gold:
-        return letter.casefold() == answer.casefold()
-    return decide(gold, answer) if gold and answer else False
+    if not (gold if letter else answer):
+        return (letter or gold).casefold() == (other or answer).casefold()
+    return decide(gold, answer)
 
 
 def _same_time(time, other):
@@ -199,10 +212,7 @@ def _decide_forms(gold, answer, a, b):
     return False if statement(gold) != statement(answer) else None
 
 
-@functools.lru_cache(CACHED)
-def _number(text):
-    """As work_out, remembered."""
-    return work_out(text)
+_number = functools.lru_cache(CACHED)(work_out)  # remembered
 
 
 def _decide_parts(gold, answer):
@@ -211,6 +221,8 @@ def _decide_parts(gold, answer):
         return None
     golds, answers = split_list(gold), split_list(answer)
     bracketed = gold[:1] in ('(', '[') and gold[0] + gold[-1] == answer[:1] + answer[-1:]
+    if not bracketed and SPAN.fullmatch(gold) and SPAN.fullmatch(answer):
+        return False
     if len(golds) == len(answers) == 1 and bracketed:
         golds, answers = split_list(gold[1:-1]), split_list(answer[1:-1])
         if len(golds) == len(answers) > 1:
@@ -225,8 +237,15 @@ def _decide_parts(gold, answer):
     return None
 
 
-def _intervals(text):
-    """The intervals of inequalities for one letter, as (1,3], joined by unions; another text unchanged."""
+def _bracketed(text):
+    """The intervals of inequalities for one letter, as (1,3], joined by unions; the point of y = 3, x = 4.
+
+    Another text is unchanged. Letters of a point follow each other in the alphabet.
+    """
+    assigned = sorted(match.groups() for part in split_list(text) if (match := ASSIGNED.fullmatch(part)))
+    letters = ''.join(letter for letter, _ in assigned)
+    if 1 < len(letters) == len(split_list(text)) and letters in ascii_lowercase:
+        return f'({",".join(value for _, value in assigned)})'
     intervals = []
     inequalities = SET_OF.sub('', text, count=1) if SET_OF.match(text) else text
     for part in split_list(inequalities):
@@ -325,13 +344,13 @@ def _math_verify():
 
 
 def _write_fractions(text):
-    """The text with each decimal as a fraction, since math-verify would round decimals."""
+    """The text with each decimal as a fraction, since math-verify would round decimals, and \\sin for sin."""
 
     def spelled(match):
         above, below = Fraction(match[0]).as_integer_ratio()
         return f'\\frac{{{above}}}{{{below}}}'
 
-    return re.sub(r'[0-9]*\.[0-9]+', spelled, text)
+    return re.sub(r'[0-9]*\.[0-9]+', spelled, PLAIN_FUNCTION.sub(r'\\\1', text))
 
 
 def _same_number(a, b, *_):

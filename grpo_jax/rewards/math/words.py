@@ -35,6 +35,13 @@ EMPTY = re.compile(
     r'(?i:(?:there (?:is|are|exists?) )?no (?:(?:real|integer|such|valid|possible) )*'
     r'(?:solutions?|roots?|values?)(?: of [a-z])?(?: exists?)?|(?:the )?(?:empty|null) set)'
 )
+# words that take an answer back; what stands after them counts
+CORRECTION = re.compile(
+    r'(?i:\b(?:no|nope|oops|sorry|scratch that|actually|correction)[,:!.;]|'
+    r"(?<!nothing )\b(?:that|this|it|which|answer|i)(?:'s| is| was| am|'m)? (?:\w+ )?"
+    r'(?:wrong|incorrect|mistaken|not (?:right|correct|true))\b|\bi (?:have |had )?made an? (?:mistake|error)|'
+    '不[对對]|[错錯]了|違いま|間違[えいっ]|아니[,다요]|틀[렸린]|неверно|ошиб|нет[,.:!]|गलत|خطأ)'
+)
 NO_SOLUTION = re.compile(rf'\b{EMPTY.pattern}$')  # at the end of a line
 LEADING = re.compile(r'[\s$*.]*(?:\\text\w*\s*\{)?\s*([A-Za-z][A-Za-z -]*?)[\s.}$*!]*')
 STATING = re.compile(r'.*\b(?:is|are|was|were|has|have|gets?|makes?|needs?|gives?|equals) (?:exactly |only |now )?')
