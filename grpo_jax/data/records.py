@@ -5,6 +5,7 @@ caller decides whether to stop or to leave the row out.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import contextlib
 import decimal
 import json
 import logging
@@ -131,11 +132,14 @@ def text_field(row: Mapping, field: str, where: str) -> str:
 
 
 def read_answer(row: Mapping, field: str, where: str) -> str:
-    """As text_field, for a gold answer: a list of one value counts as this value.
+    """As text_field, for a gold answer: a list of one value counts as this value, and so does its JSON text.
 
     Raises BadInput for several values, and for a struct, with a path to what is inside.
     """
     value = get_field(row, field)
+    if isinstance(value, str) and value.startswith('["'):  # other texts in brackets are intervals
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
     if isinstance(value, list) and len(value) == 1:
         return text_field({field: value[0]}, field, where)
     if value and isinstance(value, (list, dict)):

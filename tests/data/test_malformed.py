@@ -72,6 +72,7 @@ REPORTED = {
     'null as answer': (b'{"q": "x", "a": null}', "has nothing in field 'a'"),
     'a truth value': (b'{"q": "x", "a": true}', "= True: field 'a' must be text or a number"),
     'a list as answer': (b'{"q": "x", "a": ["1", "2"]}', "field 'a' must be text or a number"),
+    "a list's JSON as answer": (b'{"q": "x", "a": "[\\"A\\", \\"C\\"]"}', 'has 2 values; name one, like a.0'),
     'a long list as answer': (b'{"q": "x", "a": ["' + b'y' * 5000 + b'", "z"]}', r"y\.\.\.\W+: field 'a' must be text"),
     'an object as answer': (b'{"q": "x", "a": {"b": "1"}}', "field 'a' must be text or a number"),
     'a list as prompt': (b'{"q": ["x"], "a": "1"}', "field 'q' must be text or a number"),

@@ -211,6 +211,12 @@ KINDS = {
             ['The answer is B. Sorry, it is C.'],
         ),
     },
+    'powers of units of another script': {
+        '30': (
+            [r'\boxed{30 \, \text{м}^2}', r'\boxed{30 м^{3}}', 'Ответ: 30 см²', r'**Ответ:** $30 \text{ м}^2$.'],
+            [r'\boxed{2 \, \text{м}^2}', r'\boxed{30\text{м}2}', r'\boxed{3 \text{м}^3}'],
+        )
+    },
     'what breaks off': {
         '7': (
             ['The answer is 7, because the', 'So 7 are left.\nThanks to all'],

@@ -92,6 +92,7 @@ ENDING = re.compile(
 NUMERALS = re.compile('[〇零一二三四五六七八九十百千万億亿两兩]+')
 SHARE = re.compile(r'([0-9]+)(?:分之|分の|분의)\s*([0-9]+)')
 TEXT = re.compile(rf'\\(?:text\w*|mbox|mathrm)\s*\{{([^{{}}]*[{LETTERS}][^{{}}]*)\}}')
+POWER = re.compile(rf'(?<=[{LETTERS}])\s*\^\s*\{{?([23])\}}?')  # of a unit
 SENTENCE = re.compile(r'[.!?](?=\s|$)|\n')
 CLAUSE = re.compile(rf'(?<=[{LETTERS}]),|,(?=\s*[{LETTERS}])|;')
 VALUE = re.compile(rf'[^{LETTERS}]*[0-9A-Za-z][^{LETTERS}]*')
@@ -117,7 +118,7 @@ def read_value(text: str) -> str:
         return text
     if NO_SOLUTION.search(text) and not re.search('[0-9]', text):
         return r'\emptyset'
-    *before, plain = MARK.split(TEXT.sub(r' \1 ', text))
+    *before, plain = MARK.split(POWER.sub(lambda power: ' ²³'[int(power[1]) - 1], TEXT.sub(r' \1', text)))
     plain = SHARE.sub(_share, _write_numerals(plain))
     for pattern, replacement in (*SCALES, (JOINED, ', '), (NEGATIVE, '-')):
         plain = pattern.sub(replacement, plain)
