@@ -15,7 +15,7 @@ Examples:
 #   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device;
 #                    its noise: sampler/generate.py (row_keys); on devices of its own: sharding/sides.py (Sides)
 #   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
-#                    rewards/custom.py (check_results) of your own
+#                    rewards/custom.py (load_file) of your own
 #   the advantage    learner/experience.py (make_experience), algorithms/advantage_inputs.py (compute_advantages),
 #                    algorithms/advantages.py (group_norm); of dead groups collect/select.py (find_dead)
 #   the loss         learner/update.py (make_gradient), algorithms/losses.py (prepare: its weights; token_losses); of
@@ -85,16 +85,16 @@ def run(
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
-    # Shapes of what TrainState.aux keeps beside the learner's own: the place in the data, each example's rewards, ...
+    # Shapes of what TrainState.aux keeps beside the learner's own: the place in the data, moving means of rewards, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
     learner = make_run_learner(run, aux)  # packs rows, computes the policy's and the reference's logprobs, updates
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # the learner's, a teacher's, or the engine's own
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # and a teacher's; the engine's, if it decodes them
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
     evaluator = evaluate.make_evaluator(run, splits.test, 'test')  # samples held-out prompts, with noise of its own
 
-    # The compiled programs on whose results the run depends: alike on all hosts, and on record.
+    # The compiled programs of a step, not of an evaluation: alike on all hosts, and on record.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
     # With steering.branch=FOLDER, run.workdir is FOLDER, and begins with what fits of the state of the run in workdir.
     branch.make_branch(run, workdir, learner)

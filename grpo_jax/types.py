@@ -68,7 +68,7 @@ class Rollout(Pytree):
     completion_mask: Bool[Array, 'B C']  # tokens of the completion, the stop token included
     forced: Bool[Array, 'B C']  # tokens that were written and not sampled; they have no loss
     logprobs: Float[Array, 'B C']  # the sampler's log pi_T(token), untruncated; 0 where masked
-    truncated: Bool[Array, ' B']  # the budget ended before a stop token came
+    truncated: Bool[Array, ' B']  # no stop token has come: the budget ended, or the row goes on later
     version: Int[Array, 'B C']  # the step whose weights sampled the token
 
     @property

@@ -45,7 +45,7 @@ UNMENDED = {
     'loss_is_zero': 'watch reward and grad_norm instead',
 }
 # monitors of accuracy: with the remedy more are right in the end than when the monitor spoke
-BETTER = ('falling_evaluation', 'hacked_part', 'length_hacking', 'overoptimization')
+BETTER = ('falling_evaluation', 'hacked_part', 'overoptimization')
 MORE = 14  # steps that a run goes on for with a remedy: a window and some
 # the shapes of tiny_run, whose programs other tests compile too
 TINY = {'model.path': 'configs/models/characters', 'data.prompts_per_step': 4, 'rollout.group_size': 4}

@@ -37,7 +37,7 @@ def k2(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Floa
 
 @pieces.properties(clamped_at=MAX_K3)
 def k3(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
-    """e^d - d - 1 >= 0: GRPO's term (arXiv 2402.03300, eq. 4), clamped to 10."""
+    """With d = ref - logprobs, e^d - d - 1 >= 0: GRPO's term (arXiv 2402.03300, eq. 4), clamped to 10."""
     d = _difference(logprobs, ref_logprobs)
     return jnp.minimum(jnp.expm1(d) - d, MAX_K3)
 

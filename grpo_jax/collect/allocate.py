@@ -82,11 +82,11 @@ def half_widths(stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P']) -> 
 def explore(
     draw: Callable, carry: Any, prompts: int, rounds: int, unit: int, exploration: float
 ) -> tuple[list[list], Any]:
-    """Draws in rounds: one unit for each prompt, then in each round `prompts` units by priority.
+    """Draws in `rounds`: first a unit of completions for each prompt, then each time `prompts` units by priority.
 
     draw(carry, owners, first, blocks) returns (select.Groups of one unit, one for each owner; carry): owners i[S] are
     numbers of prompts, first i[S] how many completions the owner has by then, blocks each prompt's Groups so far.
-    Returns (each prompt's list of Groups, the last carry).
+    exploration: as of priorities. Returns (each prompt's list of Groups, the last carry).
     """
     blocks: list[list] = [[] for _ in range(prompts)]
     sizes, grown = np.zeros(prompts, int), np.full(prompts, unit)

@@ -1,10 +1,10 @@
 """Chooses the groups that a step learns from, by the loop around draws that config.collection names.
 
 `make_collector` chooses it: one draw; one whose rows go on in the next step (carry.py, in_flight); rounds (xrpo.py); or
-the exchange of dead groups. Around any of them, schedule.py samples ahead (staleness). Of the exchanges, `resample`
-draws again until enough groups are alive; `replay` puts groups of earlier steps in the places of dead ones. Both are
-pure functions of what draws return, and wait for the rewards. Groups that remain lie in TrainState.aux['kept'] for a
-later step.
+an exchange of dead groups, around one of the first two. Around any of them, schedule.py samples ahead (staleness). Of
+the exchanges, `resample` draws again until enough groups are alive; `replay` puts groups of earlier steps in the places
+of dead ones. Both are pure functions of what draws return, and wait for the rewards. Groups that remain lie in
+TrainState.aux['kept'] for a later step.
 """
 
 from collections.abc import Callable, Sequence

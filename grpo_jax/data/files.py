@@ -113,15 +113,15 @@ def rows(
 ) -> Iterator[tuple[str, Any]]:
     """Yields (where, row) for each row of a split, as grpo_jax.data.records says.
 
-    {split} in `folder` stands for the split's name. subset: a configuration of the hub, which is a subfolder. It has
-    - <prefix><split>.jsonl, .json, .csv, .parquet or .arrow, or the same without the prefix, in it or in data/
+    {split} in `folder` stands for the split's name. subset: a configuration of the hub, a subfolder. The folder has
+    - <prefix><split>.jsonl, .json, .csv, .tsv, .parquet or .arrow, or the same without the prefix, in it or in data/
     - shards like <split>-00000-of-00002.parquet, in it or in data/
     - a folder <split> of such files
     - a Dataset or DatasetDict that `save_to_disk` wrote
     - files that tensorflow-datasets prepared
     - without prefix, one file or set of shards with the split's name in its own; or the only one, for the split train
     `split` may also be the name of a file in it, and `folder` a file: with {split} in its name, or the split train.
-    Raises MissingSplit where the split is not there.
+    A mapping has the rows of each split. Raises MissingSplit where the split is not there.
     """
     if isinstance(folder, Mapping):
         yield from _rows_of_python(folder, split)

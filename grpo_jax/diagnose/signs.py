@@ -342,5 +342,5 @@ def format_change(name: str, before: Rows, now: Rows) -> str:
 
 
 def format_number(value: float) -> str:
-    """Returns a number as text, with three digits."""
+    """Returns a number as text, with three significant digits; from 1000 on as a whole number."""
     return f'{value:.3g}' if abs(value) < 1000 or not math.isfinite(value) else f'{value:.0f}'

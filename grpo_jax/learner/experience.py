@@ -81,12 +81,12 @@ def _host_inputs(aux, rollout, logprobs, grouping):
     Most are functions, which `pieces.Inputs` calls, so that only arrays that are read are fetched from the devices.
     """
 
-    def by_row(array):
+    def by_group(array):  # its rows as [P, G, ...], fetched when called
         return lambda: grouping.spread(processes.fetch(array))
 
     def kl():  # f64[P, G, C]
         difference = logprobs['old_logprobs'] - logprobs['ref_logprobs']
-        return by_row(jnp.where(rollout.loss_mask, difference, 0.0))().astype(float)
+        return by_group(jnp.where(rollout.loss_mask, difference, 0.0))().astype(float)
 
     def initial_entropy():
         first = float(aux['initial_entropy'])
@@ -95,13 +95,13 @@ def _host_inputs(aux, rollout, logprobs, grouping):
         entropy, mask = processes.fetch((logprobs['old_entropy'], rollout.loss_mask))
         return np.mean(entropy[mask]) if mask.any() else first
 
-    return {name: by_row(array) for name, array in logprobs.items() if array.ndim == 2} | {
+    return {name: by_group(array) for name, array in logprobs.items() if array.ndim == 2} | {
         'sizes': grouping.sizes,
-        'mask': by_row(rollout.loss_mask),
-        'completion_mask': by_row(rollout.completion_mask),
-        'tokens': by_row(rollout.tokens[:, rollout.prompt_mask.shape[1] :]),
+        'mask': by_group(rollout.loss_mask),
+        'completion_mask': by_group(rollout.completion_mask),
+        'tokens': by_group(rollout.tokens[:, rollout.prompt_mask.shape[1] :]),
         'kl': kl,
-        'sampler_logprobs': by_row(rollout.logprobs),
+        'sampler_logprobs': by_group(rollout.logprobs),
         'initial_entropy': initial_entropy,
     }
 

@@ -278,8 +278,8 @@ def cut_minibatch(
 
     prepared: what algorithms.prepare returns for the minibatch. packed: what PackedCells has for the minibatch; then
     each microbatch has the whole Experience, but only the tokens in its cells are in the completion mask. None: rows
-    are padded, each of `microbatches` microbatches has as many of them, `together` adjacent rows stay in one, and
-    cells is None.
+    are padded, and cut into `microbatches` equal parts, which keep each `together` adjacent rows together; cells is
+    None.
     """
     if packed is None:
         return descent.cut_rows((minibatch, prepared, None), microbatches, together)

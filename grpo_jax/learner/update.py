@@ -35,7 +35,7 @@ class UpdateSpec(NamedTuple):
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the state holds a reference policy, for the loss or for metrics alone."""
+        """Whether the state holds a reference policy: the algorithm needs one, or metrics do."""
         return self.algorithm.keeps_reference or self.extra.reference
 
     @property

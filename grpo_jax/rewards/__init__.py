@@ -14,9 +14,10 @@ A user's function may name other arguments, see rewards.binding: `def reward(pro
 lists of prompts and completions, and a list for each column of the data set.
 
 Options are keyword-only arguments, and come from config.reward.options[part] by name. An argument whose annotation is
-a NamedTuple takes one option for each field. Five names are no options, since the run supplies them: `pool`, its worker
-processes; `sandbox`, which runs programs; `models`, the loaded reward models; `correct`, the verifier's verdict (bool
-or None); `limit`, the budget in tokens, for shaping by length.
+a NamedTuple takes one option for each field. The names in build.SUPPLIED are no options, since the run supplies
+them: `pool`, its worker processes; `sandbox`, which runs programs; `models`, the loaded reward models; `services`, over
+HTTP; `correct`, the verifier's verdict (bool or None); `truncated`, whether the budget ended it; `step` and `workdir`,
+of the run; `limit`, the budget in tokens, for shaping by length.
 
 The verifier is the part that decides whether a completion is correct. Beside reward, a module may have
 

@@ -201,7 +201,7 @@ def pass_rates(correct: Float[np.ndarray, 'P G']) -> dict[str, float]:
 def shares_by_pass_rate(
     of: str, sizes: Float[np.ndarray, 'P G'], correct: Float[np.ndarray, 'P G']
 ) -> dict[str, float]:
-    """{<of>_below_<end>: share of the sum of sizes that lies in groups of that pass rate}; NaN where the sum is 0."""
+    """{<of>_below_<end>: share of the sum of sizes in the groups whose pass rate is in the quarter that ends there}."""
     sizes_P, quarters = sizes.sum(1, dtype=np.float64), quarters_of(correct)
     total = sizes_P.sum()
     shares = [sizes_P[quarters == i].sum() / total if total else np.nan for i in range(len(QUARTERS))]

@@ -418,7 +418,7 @@ def make_python_config(config: Any) -> Any:
 
 
 def open_changes(config: Any, workdir: str, algorithm: Algorithm | None = None) -> list[steering.Change]:
-    """The Changes that a start in workdir would make to the run there; algorithm: as given to open_run."""
+    """The Changes of config and pieces that a start in workdir would make there; algorithm: as given to open_run."""
     config = make_whole_config(config, algorithm)
     described = algorithms.describe_pieces(make_algorithm(config, algorithm))
     changes = steering.changes(workdir, Settings.from_config(config).recorded)

@@ -36,7 +36,7 @@ BATCH_AXES = ('data', 'fsdp')  # split the learner's rows, whose columns context
 
 
 def check(section: Any) -> None:
-    """Raises BadInput when config.mesh has an axis that is none of AXES, or a size that its axis does not allow."""
+    """Raises BadInput when config.mesh has a key that Axes lacks, or a value that the field does not allow."""
     ranges.check_value('mesh', section, Mapping)
     ranges.checked(Axes, Axes()._asdict() | dict(section.items()), 'mesh')
 

@@ -58,7 +58,7 @@ def describe_run(workdir: str) -> Iterator[str]:
 
 
 def describe_differences(workdir: str, other: str) -> Iterator[str]:
-    """Yields sentences on how run `other` differs: its programs, data, pieces, settings, code, packages and devices."""
+    """Yields sentences on how run `other` differs: programs, origins of data, pieces, settings, code, packages."""
     programs = [as_object(_read_json(folder, 'programs.json', {})) for folder in (workdir, other)]
     yield _describe_programs(*programs)
     configs = [json_file.read_object(_require_file(folder, 'config.json')) for folder in (workdir, other)]

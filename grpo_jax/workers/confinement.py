@@ -61,7 +61,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter_namespaces() -> bool:
-    """Gives this process's children their own users, processes, network and IPC; False where the kernel refuses."""
+    """Gives this process users, network and IPC of its own, its children process ids too; False where none can be."""
     if not hasattr(libc, 'unshare'):
         return False
     maps = [('setgroups', 'deny'), ('uid_map', f'{NOBODY} {os.getuid()} 1'), ('gid_map', f'{NOBODY} {os.getgid()} 1')]

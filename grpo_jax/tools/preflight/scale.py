@@ -15,7 +15,7 @@ LARGEST = {'v5e': 256, 'v6e': 256, 'v4': 4096, 'v5p': 8960}  # chips of a slice
 
 
 def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
-    """Returns one dict for each number of chips; each chip keeps its share of the batch, so the batch grows.
+    """Returns speed and bounds, one dict for each number of chips in sizes, where a chip keeps its share of the batch.
 
     A chip's products and traffic then stay the same. A ring over n chips sends (n - 1) / n of an array. Over s slices,
     each microbatch's float32 gradient crosses the network 2 (s - 1) / s times. On larger slices a chip has all its
