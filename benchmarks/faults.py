@@ -236,6 +236,8 @@ def kills(bench: Bench, names: list[str], count: int, *more: str) -> Iterator[Ou
             ended = kill(process, rows, pause, workdir)
             if isinstance(ended, Killed):
                 met, own = met + 1, [*own, ended]
+                facts = ', '.join(f'{key} {getattr(ended, key):{form}}' for key, form in KILLED_FORMS.items())
+                print(f'{name}: {met} of {count} kills; {facts}', file=sys.stderr, flush=True)
                 continue
             outcome = bench.judge(f'{name}: {len(own)} x kill -9', workdir, ended, name, *more)
             columns = {
