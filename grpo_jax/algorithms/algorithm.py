@@ -57,7 +57,7 @@ class Algorithm(NamedTuple):
     surrogate: Fixed[Callable] = surrogates.clip  # the policy loss of a token, with its trust region: f32[B, C]
     weights: Fixed[Callable] = weights.sequence_mean  # how the losses of tokens add up: f32[B, C]
     kl: Fixed[Callable] = kl.none  # estimator of the KL to the reference, of which kl_coef is the weight: f32[B, C]
-    kl_coef: Coefficient = 0.0  # of the KL term; above 0 a reference policy is kept
+    kl_coef: Coefficient = 0.0  # of `kl`, 0 where that is none; above 0 a reference policy is kept
     # loss; reward_sequence, off a completion's reward; reward_token, off each token's reward, or off its advantage
     # where that is of the whole completion
     kl_placement: Fixed[str] = 'loss'
