@@ -391,7 +391,8 @@ def print_outcome(workdir: str) -> None:
     since = reward_amended(workdir)
     paid = f'reward from step {since}, amended' if since else 'reward'
     curves = {paid: _read_metric(workdir, 'reward')[since:], 'length': _read_metric(workdir, 'length')}
-    curves |= {f'{evaluated_prompts(workdir)} {name}': values for name, values in _read_evaluations(workdir)[1].items()}
+    evaluated = evaluated_prompts(workdir)
+    curves |= {f'{evaluated} {name}': values for name, values in _read_evaluations(workdir)[1].items()}
     width = max(map(len, curves))
     lines = [f'{name:{width}}  {text_curve(values)}' for name, values in curves.items()]
     show_tables(*_evaluation_table(workdir), *lines)

@@ -29,7 +29,7 @@ PLAIN_FUNCTION = re.compile(r'(?<![A-Za-z\\])((?:arc)?(?:sin|cos|tan)|cot|sec|cs
 FUNCTIONS = {*'sqrt root pi e i log ln sin cos tan cot sec csc exp min max gcd lcm mod abs floor ceil'.split()}
 SPAN = re.compile(r'[(\[][^()\[\]]+,[^()\[\]]+[)\]]')
 ASSIGNED = re.compile(r'([a-z])=([^=]+)')
-LETTERS = re.compile(r'[A-J]{2,9}|[A-J](?:, [A-J])+')  # options of which several are right
+OPTIONS = re.compile(r'[A-J]{2,9}|[A-J](?:, [A-J])+')  # the letters of several right options
 CLOCK = re.compile(r'[0-9]{1,2}(?::[0-9]{2})+')
 INEQUALITY = re.compile(r'(?:([^<>]+?)\s*(<|>|\\[lg]e)\s*)?([A-Za-z]|[^<>]+?)\s*(<|>|\\[lg]e)\s*([^<>]+)')
 SET_OF = re.compile(r'[A-Za-z] ?(?:\\mid|\||:) ?')  # before the inequality of a set
@@ -78,7 +78,7 @@ def _judge(completion, example, pool, boxed, percent):
     if '_' in gold:
         completion = words.write_bases(completion[-extraction.TAIL :])
     text = extraction.answer(completion, boxed=boxed, words=number is None, options=bool(letter))
-    if ' or ' in text and LETTERS.fullmatch(gold):
+    if ' or ' in text and OPTIONS.fullmatch(gold):
         return 0.0
     if number is not None:
         text = _as_written(text, example.answer)
@@ -102,7 +102,8 @@ def _says(completion, gold):
     stated, gold = (
         choice.TEXT.sub(r'\1', choice.stated(text)).strip(' .!*_$`"').casefold() for text in (completion, gold)
     )
-    return re.fullmatch(SAYING + re.escape(gold) + ('(?:[,;:.] .*)?' if gold in TRUTHS else ''), stated)
+    reason = '(?:[,;:.] .*)?' if gold in TRUTHS else ''
+    return re.fullmatch(SAYING + re.escape(gold) + reason, stated) is not None
 
 
 def _is_share(gold, answer, gold_sign, sign):
@@ -128,7 +129,7 @@ def decide(gold: str, answer: str) -> bool | None:
     """
     if gold == answer:
         return True
-    if (',' in gold) != (',' in answer) and LETTERS.fullmatch(gold) and LETTERS.fullmatch(answer):
+    if (',' in gold) != (',' in answer) and OPTIONS.fullmatch(gold) and OPTIONS.fullmatch(answer):
         one, other = re.findall('[A-J]', gold), re.findall('[A-J]', answer)
         return sorted(one) == sorted(other) == (other if ',' in gold else one)
     (letter, gold), (other, answer) = choice.split_option(gold), choice.split_option(answer)
