@@ -43,7 +43,7 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
     answer, now = _explain_all_wrong(recent, context), average(recent, 'reward')
     rewarded = [row for row in rows[:-count] if row.get('reward') is not None]
     best = max(rewarded, key=lambda row: row['reward'], default={})
-    if has_worsened([best], recent):
+    if has_worsened([best], recent, context):
         answer = 'broken'
     reward = 'none' if now is None else format_number(now)
     evidence = f'no group with an advantage in {format_steps(recent)}, reward {reward}'
@@ -107,7 +107,7 @@ def dead_all_wrong(rows: Rows, context: Context) -> Sign | None:
         return Sign(f'{share:.0%} of the groups are all wrong, and teach nothing', evidence, answer)
     for before, now in spans(rows, options.window):
         share = _dead_share(now, 'groups_all_wrong')
-        if share >= max(HALF, 2 * _dead_share(before, 'groups_all_wrong')) and has_worsened(before, now):
+        if share >= max(HALF, 2 * _dead_share(before, 'groups_all_wrong')) and has_worsened(before, now, context):
             evidence = f'{format_change("groups_all_wrong", before, now)}; {format_change("reward", before, now)}'
             return Sign(f'{share:.0%} of the groups are all wrong, which they were not before', evidence, 'broken')
     return None

@@ -124,11 +124,13 @@ def flaky_reward(rows: Rows, context: Context) -> Sign | None:
 
 
 def falling_evaluation(rows: Rows, context: Context) -> Sign | None:
-    """pass@1 on held-out prompts has fallen, while the training reward has not."""
+    """pass@1 on held-out prompts has fallen, while the training reward has not, or is no reward of the policy's."""
     fall = _find_fall(context)
     if fall is None:
         return None
     best, now = fall
+    if context.source != 'policy':
+        return Sign('held-out prompts are answered worse', _pass_rates(best, now), 'others')
     first = bisect.bisect_left(rows, best['step'], key=lambda row: row['step'])
     width = min(context.options.window, (len(rows) - first) // 2)
     if not width:
@@ -260,6 +262,10 @@ MONITORS = (
             '': Answer(
                 'the training prompts are memorized, or reward and evaluation measure different things',
                 '--amend --config.optimizer.learning_rate={lower_rate}',
+            ),
+            'others': Answer(
+                'the policy learns from completions that it did not write, and has gone too far with them',
+                '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
             ),
             'paid': Answer(
                 'what is paid beside the verifier does not make answers right: pay less for it',

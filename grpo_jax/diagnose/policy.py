@@ -36,7 +36,7 @@ def entropy_collapse(rows: Rows, context: Context) -> Sign | None:
         return None
     evidence = f'entropy {format_number(first)} in {format_steps(rows[:1])}'
     evidence += f', {format_number(entropies[-1])} in {format_steps(recent)}'
-    if has_worsened(rows[:1], recent):
+    if has_worsened(rows[:1], recent, context):
         return Sign(
             'the policy is certain, and worse than it was', f'{evidence}; {format_change("reward", rows[:1], recent)}'
         )

@@ -307,8 +307,11 @@ def spans(rows: Rows, window: int, least: int = 0) -> Iterator[tuple[Rows, Rows]
 def has_improved(before: Rows, now: Rows, context: Context) -> bool:
     """Returns whether accuracy has grown by config.diagnose.gain; True when no metric tells.
 
-    Without accuracy, the reward must have grown by `gain` of its standard deviation.
+    Without accuracy, the reward must have grown by `gain` of its standard deviation. Neither tells of the policy where
+    the completions are not its own.
     """
+    if context.source != 'policy':
+        return True
     for name, unit in ((context.accuracy, 1.0), ('reward', average(before, 'reward_std'))):
         old, new = average(before, name), average(now, name)
         if old is not None and new is not None and unit is not None:
@@ -316,16 +319,19 @@ def has_improved(before: Rows, now: Rows, context: Context) -> bool:
     return True
 
 
-def has_worsened(before: Rows, now: Rows) -> bool:
+def has_worsened(before: Rows, now: Rows, context: Context) -> bool:
     """Returns whether the reward has fallen by more than half of its earlier standard deviation."""
-    least, new = least_reward(before), average(now, 'reward')
+    least, new = least_reward(before, context), average(now, 'reward')
     return least is not None and new is not None and new < least
 
 
-def least_reward(before: Rows) -> float | None:
-    """Returns the reward below which later rows have worsened; None without the reward or its standard deviation."""
+def least_reward(before: Rows, context: Context) -> float | None:
+    """Returns the reward below which later rows have worsened; None without the reward or its standard deviation.
+
+    None also where the completions are not the policy's own.
+    """
     old = averages(before, 'reward', 'reward_std')
-    return None if old is None else old[0] - old[1] / 2
+    return None if old is None or context.source != 'policy' else old[0] - old[1] / 2
 
 
 def format_steps(rows: Rows) -> str:

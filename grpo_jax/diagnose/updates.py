@@ -49,8 +49,8 @@ def _find_break(rows, context):
     count, now = context.options.patience, average(rows[-SOON:], 'reward')
     for place in range(max(len(rows) - AGE, 0), len(rows) - SOON):
         before, after = rows[place : place + 1], rows[place + 1 : place + 1 + count][-SOON:]
-        least = least_reward(before)
-        if least is None or now is None or now >= least or not has_worsened(before, after):
+        least = least_reward(before, context)
+        if least is None or now is None or now >= least or not has_worsened(before, after, context):
             continue
         moved = [name for name in (*MOVES, *SHARES) if _has_moved(name, MOVES.get(name, 1.0), before, after)]
         if moved:

@@ -361,6 +361,11 @@ MUST: dict[str, list[Stream]] = {
             RUN._replace(evaluations=evaluations((0, 0.4), (10, 0.6), (30, 0.45))),
         ),
         Stream(rows(), 'pass@1 0.60', TWO_PARTS._replace(evaluations=evaluations((0, 0.4), (10, 0.6), (30, 0.45)))),
+        Stream(  # the reference wrote the completions: their reward says nothing of the policy
+            rows(reward=lambda step: 0.35 - 0.001 * step),
+            'pass@1 0.69 at step 10, 0.49 at step 20',
+            RUN._replace(source='reference', evaluations=evaluations((0, 0.32), (10, 0.69), (20, 0.49))),
+        ),
     ],
     'forgetting': [
         Stream(
@@ -422,6 +427,10 @@ SILENT: dict[str, list[Stream]] = {
         Stream(rows(reward=from_step(10, 0.0, 0.6)), context=RUN),
         Stream(rows(entropy=from_step(10, 0.001, 0.6)), context=RUN),
         Stream(rows(20, reward=lambda step: 0.6 - 0.03 * step, entropy=lambda step: 0.5 * 0.9**step), context=RUN),
+        Stream(  # others wrote the completions: these are worse, and not the policy
+            rows(reward=from_step(10, 0.0, 0.6), entropy=from_step(10, 0.001, 0.6)),
+            context=RUN._replace(source='reference'),
+        ),
         # labs/sums at 3e-4, as measured: the entropy falls as fast, and no prompt is lost
         Stream(rows(12, entropy=SHARPENING.__getitem__, groups_all_wrong=0.0), context=RUN),
     ],
@@ -494,6 +503,10 @@ SILENT: dict[str, list[Stream]] = {
     'kl_runaway': [
         Stream(rows(20, kl_ref_sequence=lambda step: 1.0 * step), context=RUN),  # it gains
         Stream(rows(kl_ref_sequence=12.0, **{'reward/numeric': 0.5}), context=RUN),  # far, and stays there
+        Stream(  # the demo with dpo: the reference is no better at the end, and the policy is
+            rows(kl_ref_sequence=lambda step: 1.0 * step, **{'reward/numeric': 0.35}),
+            context=RUN._replace(source='reference'),
+        ),
     ],
     'likelihood_displacement': [
         Stream(rows(20, probe_logprob_change=lambda step: -0.1 * step), context=RUN),  # a better way to say it
