@@ -1,4 +1,4 @@
-"""Advantages f64[P, G], or f64[P, G, C] by token, on the host in float64.
+"""Estimators of advantages: each returns f64[P, G], or f64[P, G, C] by token, on the host in float64.
 
 What an estimator may read: rewards f64[P, G]; correct f64[P, G], what the verifier says (1 right, 0 wrong, NaN: it
 cannot tell); mask bool[P, G, C], the sampled tokens; completion_mask bool[P, G, C], the forced tokens too; tokens
@@ -132,7 +132,8 @@ def group_mean_batch_std(
 ) -> Float[np.ndarray, 'P G']:
     """a whitened over all tokens of the batch, with a = r - group mean: REINFORCE++-baseline (arXiv 2501.03262).
 
-    Where length goes with reward, the mean over tokens moves a group's mean away from 0. Dead groups stay at 0.
+    The mean and std count a completion once for each token, so a group's advantages need not add up to 0. Groups of
+    equal rewards stay at 0.
     """
     centred = group_mean(rewards)
     weights = mask.sum(-1) * np.isfinite(rewards)
@@ -203,7 +204,7 @@ def process(
 
 @pieces.properties(nonnegative=True)
 def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: Eps = 1e-6) -> Float[np.ndarray, 'P G']:
-    """(c - mean) / (mean + eps) within the group, 0 where nothing is right: MaxRL (arXiv 2602.02710).
+    """(c - mean) / (mean + eps) within the group, c = correct; 0 if no completion is right: MaxRL (arXiv 2602.02710).
 
     A completion that the verifier cannot judge has 0.
     """
@@ -263,8 +264,8 @@ def xrpo_sharpen(
     """group_norm, plus a bonus for correct completions that were unlikely: XRPO (arXiv 2510.06672).
 
     bonus = min(max(sharpen (1 - exp(s - mean s)), 0), sharpen_cap A), where s is a completion's mean logprob by token.
-    As in the paper's text, the bonus is never below 0, and 0 for wrong completions; its printed min and max differ from
-    that if rewards are not binary. The paper's constants are not verified; 1 and 0.5 come from secondary sources.
+    As in the paper's text, the bonus is never below 0, and 0 for wrong completions; the paper's printed formula differs
+    from its text if rewards are not binary. The default numbers 1 and 0.5 come from secondary sources.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
     likelihood = group_math.completion_means(sampler_logprobs, mask)
@@ -289,7 +290,7 @@ def grpo_lambda(
 
     The best groups are the efficient_share with the highest pass rates. In these, a wrong completion earns 0, and a
     correct one of n tokens 1 - efficient_alpha sigmoid((n - mean) / std), with mean and std of the correct lengths in
-    its group; one that the verifier cannot judge counts in nothing there. The number of best groups is rounded: with 2
+    its group; a completion that the verifier cannot judge is left out. The number of best groups is rounded: with 2
     prompts and a share of 0.2 there is none.
     """
     judged, right, lengths = np.isfinite(correct), correct >= 1, mask.sum(-1)

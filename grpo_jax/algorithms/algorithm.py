@@ -37,7 +37,7 @@ MODULES = {
 
 
 def _regularized(name, *others):
-    """The mark of a number that is read with a regularizer which reads `name`, and with pieces which read others."""
+    """The ReadWith of a number that counts only if a regularizer reads `name`, or a piece reads one of `others`."""
     return ReadWith('.reads', (name, *others), f'a regularizer that reads {name}')
 
 
@@ -49,7 +49,8 @@ AVERAGED = ReadWith('.baselines', words='an advantage that reads run_baseline or
 class Algorithm(NamedTuple):
     """The pieces of a policy-gradient method; replace one with `algorithm._replace(surrogate=mine)`.
 
-    A piece's positional parameters name what it reads (see pieces); each module lists what its pieces may.
+    A piece's positional parameters name the data that it reads (see pieces); the docstring of each module of pieces
+    lists the data that its pieces may read.
     """
 
     advantage: Fixed[Callable] = advantages.group_norm  # worth of completions beside others: f64[P, G] or f64[P, G, C]
@@ -100,7 +101,7 @@ class Algorithm(NamedTuple):
     kl_horizon: Annotated[float, Range(least=1, most=1e12), ReadWith('.kl_target', words='a kl_target above 0')] = 1e4
 
     def chosen(self, key: str) -> tuple[Callable, ...]:
-        """The pieces of a key of MODULES: one, except for regularizers."""
+        """The algorithm's pieces under a key of MODULES, as a tuple: one piece, or for regularizers any number."""
         pieces_of_key = getattr(self, key)
         return pieces_of_key if isinstance(pieces_of_key, tuple) else (pieces_of_key,)
 
@@ -127,7 +128,7 @@ class Algorithm(NamedTuple):
 
     @property
     def learns_from(self) -> tuple[str, ...]:
-        """What makes the advantage: reward, correct, parts, step_rewards, kl, teacher; () if it is a constant."""
+        """Which of reward, correct, parts, step_rewards, kl, teacher the advantage depends on; () if it is constant."""
         reads, names = self.advantage_reads, []
         if {'rewards', 'token_rewards'} & reads and not pieces.property_of(self.advantage, 'unrewarded'):
             names.append('reward')
@@ -250,12 +251,15 @@ def make(section: Any, collection: Any = None) -> Algorithm:
 
 
 def describe_pieces(algorithm: Algorithm) -> dict[str, list[dict[str, str]]]:
-    """{config key: what a run records of its pieces}, see pieces.describe."""
+    """What a run records of its pieces: {key of MODULES: [pieces.describe(piece), ...]}."""
     return {key: list(map(pieces.describe, algorithm.chosen(key))) for key in MODULES}
 
 
 def to_section(algorithm: Algorithm) -> dict[str, Any]:
-    """config.algorithm as an Algorithm has it: the names of its pieces, and all numbers that it reads."""
+    """The section config.algorithm that says what an Algorithm is: names of pieces, and all numbers, by key.
+
+    A value that a config cannot hold, such as an infinity or an array, stands there as its repr.
+    """
     section = {name: x for name, x in algorithm._asdict().items() if name not in (*MODULES, *checks.SECTIONS)}
     for key in MODULES:
         names = tuple(map(pieces.full_name, algorithm.chosen(key)))
@@ -269,14 +273,14 @@ def to_section(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def piece_files(section: Any) -> list[tuple[str, str]]:
-    """(key, FILE.py:NAME) of each piece of a section algorithm that is in a user's file."""
+    """(key, FILE.py:NAME) of each piece that config.algorithm (`section`) takes from a user's file."""
     values = [(key, section[key]) for key in MODULES]
     named = [(key, name) for key, x in values for name in (x if isinstance(x, (tuple, list)) else [x])]
     return [(key, name) for key, name in named if user_files.is_file(name)]
 
 
 def file_numbers(section: Any) -> dict[str, Any]:
-    """The numbers of a section's pieces in users' files, with their defaults; BadInput as user_files.load_function."""
+    """{name: default} of the numbers of a section's pieces in users' files; BadInput if a file cannot be loaded."""
     files = [user_files.load_function(f'algorithm.{key}', name) for key, name in piece_files(section)]
     return {number: default for piece in files for number, default in pieces.numbers(piece).items()}
 

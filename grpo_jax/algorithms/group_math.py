@@ -15,7 +15,7 @@ def judge_groups(
 
     gate 'reward': a group is dead if its finite rewards are all equal. 'outcome': also if all its completions are
     right or all are wrong, so that rewards for format or length do not teach alone; a group that the verifier cannot
-    judge has its rewards to go by. Of an unscorable completion the outcome does not count. 'none': no group is dead.
+    judge is judged by its rewards. An unscorable completion's outcome does not count. 'none': no group is dead.
 
     rewards: before shaping. correct: 1 right, 0 wrong, NaN unknown; None: all unknown.
     """
@@ -59,7 +59,7 @@ def batch_std(values: Float[np.ndarray, 'P G'], ddof: int) -> float:
 
 
 def completion_means(x: Float[np.ndarray, 'P G C'], mask: Bool[np.ndarray, 'P G C']) -> Float[np.ndarray, 'P G']:
-    """The mean over each completion's tokens, 0 for a completion without any."""
+    """The mean of x over each completion's tokens, 0 for a completion without any."""
     return np.sum(np.where(mask, x, 0.0), -1) / np.maximum(mask.sum(-1), 1)
 
 

@@ -23,22 +23,22 @@ def clamped_exp(log_ratio: Float[Array, '...'], most: float = MAX_LOG_RATIO) -> 
 
 
 def absolute(x: Float[Array, '...']) -> Float[Array, '...']:
-    """|x|, whose derivative at 0 is 0: jnp.abs has 1 there, which pushes what is to be held where it is."""
+    """|x| with derivative 0 at 0; jnp.abs has derivative 1 there, which would push a value that should stay."""
     return x * jnp.sign(x)
 
 
 def row_sum(x: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B 1']:
-    """The sum over a row's tokens."""
+    """The sum of x over each row's tokens."""
     return jnp.sum(jnp.where(mask, x, 0.0), -1, keepdims=True)
 
 
 def row_mean(x: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B 1']:
-    """The mean over a row's tokens, 0 for a row without tokens."""
+    """The mean of x over each row's tokens, 0 for a row without tokens."""
     return row_sum(x, mask) / jnp.maximum(jnp.sum(mask, -1, keepdims=True), 1)
 
 
 def batch_mean(x: Float[Array, 'B _'] | Bool[Array, 'B _'], mask: Bool[Array, 'B C']) -> Float[Array, '']:
-    """The mean over all tokens, 0 if there are none."""
+    """The mean of x over all tokens under the mask, 0 if there are none."""
     return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
@@ -52,7 +52,7 @@ def pair_margins(
     dpo_beta: float,
     dpo_length_norm: bool,
 ) -> Float[Array, ' B']:
-    """f32[B]: dpo_beta (chosen - rejected) of surrogates.dpo for each row of a pair; above 0: told apart rightly."""
+    """dpo_beta (chosen - rejected), as in surrogates.dpo, f32[B]: above 0 if the policy prefers the chosen row."""
     gain = jnp.sum(jnp.where(mask, logprobs - ref_logprobs, 0.0), -1)
     if dpo_length_norm:
         gain = gain / jnp.maximum(jnp.sum(mask, -1), 1)

@@ -41,7 +41,7 @@ def dual_clip(
     *,
     clip_low: NotNegative = 0.2,
     clip_high: NotNegative = 0.2,
-    # bound of the loss of a token with A < 0, in units of -A
+    # largest loss of a token with A < 0, in units of -A
     dual_clip: Annotated[float, Range(least=1)] = 3.0,
 ) -> Float[Array, 'B C']:
     """clip, but at most -dual_clip A for A < 0, which bounds the loss where x is large (arXiv 1912.09729, eq. 5)."""
