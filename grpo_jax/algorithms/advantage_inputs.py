@@ -38,8 +38,8 @@ def compute_advantages(
     no KL is subtracted there. In dead groups the estimator's advantage becomes 0 too, if the estimator compares the
     outcomes of a group, but a KL is subtracted there. The teacher's gain is added everywhere. dead_groups 'reweight'
     multiplies the estimator's advantages by the number of completions over the number in groups that are not dead.
-    advantage_clip bounds the absolute sum. Raises BadInput for rewards that the algorithm cannot use, and for an estimator that
-    returns columns though it is not by token; TypeError where data lacks an array.
+    advantage_clip bounds the absolute sum. Raises BadInput for rewards that the algorithm cannot use, and for a piece
+    that returns columns though it is not by token; TypeError where data lacks an array.
     """
     rewards = np.asarray(rewards, np.float64)
     if group_ids is not None:
@@ -129,7 +129,7 @@ def _token_kl(mask, kl):
 
 
 def _teacher_gain(mask, teacher_logprobs, old_logprobs):
-    """teacher_logprobs - old_logprobs in nats, f64[P, G, C], 0 where masked; above 0 where the teacher likes a token more."""
+    """teacher_logprobs - old_logprobs in nats, f64[P, G, C], 0 where masked: what the teacher favours is above 0."""
     return np.where(mask, np.asarray(teacher_logprobs, np.float64) - old_logprobs, 0.0)
 
 

@@ -261,7 +261,7 @@ def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) ->
 
 
 def _check_numbers(algorithm):
-    """Raises BadInput for a number out of range, a low bound above its high one, and a clip_low above 1 other than clip_high."""
+    """Raises BadInput for a number out of range, a low bound above its high one, and a clip_low that bounds nothing."""
     ranges.check(type(algorithm), algorithm._asdict(), 'algorithm')
     numbers = {}
     for piece in (piece for key in READABLE for piece in algorithm.chosen(key)):

@@ -41,6 +41,7 @@ PROPERTIES = {
     'acts_on': None,  # the tokens bool[B, C] that a regularizer is a mean over, as a function of data; None: all
     'zero_at_first': False,  # a regularizer is 0 while the policy is the old one
 }
+# data with a number for each token
 BY_TOKEN = {
     'mask',
     'completion_mask',
@@ -101,7 +102,7 @@ def property_of(piece: Callable, name: str) -> Any:
 
 
 def is_by_token(advantage: Callable) -> bool:
-    """Whether an advantage has a column for each token: its property by_token, or if None, whether it reads tokens."""
+    """Whether an advantage has a column for each token: property by_token; if None, whether it reads BY_TOKEN data."""
     by_token = property_of(advantage, 'by_token')
     return bool(BY_TOKEN & {*reads(advantage)}) if by_token is None else by_token
 

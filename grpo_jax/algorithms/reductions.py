@@ -52,7 +52,7 @@ def pair_margins(
     dpo_beta: float,
     dpo_length_norm: bool,
 ) -> Float[Array, ' B']:
-    """dpo_beta (chosen - rejected), as in surrogates.dpo, f32[B]: above 0 if the policy prefers the chosen row."""
+    """dpo_beta (chosen - rejected), as in surrogates.dpo, f32[B]; above 0: the policy tells the two apart."""
     gain = jnp.sum(jnp.where(mask, logprobs - ref_logprobs, 0.0), -1)
     if dpo_length_norm:
         gain = gain / jnp.maximum(jnp.sum(mask, -1), 1)

@@ -90,7 +90,7 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
 
 
 def device_share(mesh: Mesh, shapes: Shapes, learning: Learning) -> int:
-    """The most completions that one device has of a minibatch."""
+    """The largest number of a minibatch's completions on one device."""
     return -(-shapes.prompts * shapes.group_size // (learning.minibatches * devices_along(mesh, BATCH_AXES)))
 
 
@@ -126,9 +126,9 @@ def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str
 
 
 def cut_padded(sizes: PackSizes, share: int) -> int:
-    """How many microbatches a device's `share` of padded rows is cut into: the fewest whose tokens fit a packed row.
+    """How many microbatches `share` padded rows are cut into: the fewest, each with no more tokens than a packed row.
 
-    A microbatch has at least one row, even if that row is longer than a packed one.
+    A microbatch has at least one row, even if that row is longer than a packed row. share: rows of a device.
     """
     width = sizes.queries + sizes.tokens
     return next(n for n in range(1, share + 1) if share % n == 0 and share // n * width <= max(sizes.columns, width))
@@ -252,7 +252,7 @@ def microbatch_output(
 
 
 def rollout_output(params, rollout: Rollout, packed: PackedCells | None, spec: ForwardSpec) -> HeadOutput:
-    """HeadOutput of a step's completion tokens, not to be differentiated; packed is None where rows are padded."""
+    """HeadOutput of all completion tokens of a step, without gradients; packed is None where rows are padded."""
     if packed is None:
         return microbatch_output(params, rollout, None, spec, 'none')
     assert spec.sizes is not None, 'cells are those of packed rows'

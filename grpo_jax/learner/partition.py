@@ -107,7 +107,7 @@ def _gather_scatter(over_mesh, fsdp, *axes):
 
 
 def _gather_tokens(fsdp):
-    """Makes VocabShards.gather_tokens: it gathers along fsdp, and its gradient is scattered along fsdp."""
+    """Makes VocabShards.gather_tokens, which gathers arrays over tokens along fsdp, and scatters their gradients."""
 
     @jax.custom_vjp
     def gather(x):
@@ -118,7 +118,7 @@ def _gather_tokens(fsdp):
 
 
 def _gather(over_mesh, fsdp, w, stacked, cut):
-    """Gathers a layer's weight along fsdp, as it is multiplied; the weight's gradient is scattered again.
+    """Gathers a layer's weight w along fsdp for the layer's products; the gradient of w is scattered along fsdp.
 
     stacked and cut: the shardings of all layers' weights, gathered and cut. The gradient is written by hand, because
     the transpose of a sharding constraint would gather the gradient as well.

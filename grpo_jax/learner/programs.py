@@ -51,7 +51,7 @@ class Update(NamedTuple):
     program: Executable  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
 
     def __call__(self, state: TrainState, experience: Any, packed: Any) -> tuple[TrainState, dict[str, Any]]:
-        """(TrainState after the update, metrics); the old state is donated. What is pending passes by the devices."""
+        """(TrainState after the update, metrics); the old state is donated, but its pending, on the host, is kept."""
         updated, metrics = self.program(state.replace(pending=None), experience, packed)
         return updated.replace(pending=state.pending), metrics
 
@@ -113,7 +113,7 @@ def make_learner(
     """The Learner of an algorithm: its abstract TrainState and its programs, which are not compiled yet.
 
     shapes: of a step. kept: what other parts of a run keep in TrainState.aux, as a dict of ShapeDtypeStructs by key;
-    it begins as zeros. extra: metrics that are computed beside those of the loss. Raises BadInput if minibatches,
+    it begins as zeros. extra: metrics that are computed beside the metrics of the loss. Raises BadInput if minibatches,
     microbatches and mesh do not divide the batch, or if packed rows are too short.
     """
     check_sizes(algorithm, mesh, shapes, learning)
@@ -331,7 +331,7 @@ def check_sizes(
         raise BadInput(
             'learner.microbatches',
             learning.microbatches,
-            f'cuts groups of {shapes.group_size} apart, and the loss is one of whole groups; choose a divisor of the '
+            f'cuts groups of {shapes.group_size} apart, and this loss needs whole groups; choose a divisor of the '
             "minibatch's prompts",
         )
     packing.packed_sizes(mesh, shapes, learning, algorithm)
@@ -384,7 +384,7 @@ def _abstract_cells(sizes, minibatches, mesh, shapes):
 def _abstract_state(spec, mesh, kept):
     """The abstract TrainState with its shardings; optimizer moments, reference and critic are cut like the parameters.
 
-    Those that learner.offload names lie in the hosts' memory.
+    Moments and reference lie in the hosts' memory where learner.offload names them.
     """
     learning = spec.learning
     params, frozen = lora.split(abstract_policy(spec.model_config, learning.lora, learning.dtype, mesh))

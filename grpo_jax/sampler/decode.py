@@ -125,7 +125,7 @@ def can_use_draw_kernel(head: Mapping[str, Any], options: Sampling, keys: Key[Ar
 
 
 def _written_tokens(batch, n, given_tokens, options):
-    """(i32[B] tokens that are given or forced at position n i32[B], -1 where none is; bool[B] where one is forced)."""
+    """(tokens i32[B] that are given or forced at position n i32[B], -1: none; bool[B], whether one is forced)."""
     given = jnp.take_along_axis(given_tokens, n[:, None], 1, mode='clip')[:, 0]
     if not options.thinking_tokens:
         return given, jnp.zeros_like(batch.live)
@@ -136,7 +136,7 @@ def _written_tokens(batch, n, given_tokens, options):
 
 
 def _after_token(batch, token, n, tables, options):
-    """Reads each row's token i32[B] at position n i32[B]; returns (DecodeBatch, bool[B] of live rows that stop)."""
+    """Returns (DecodeBatch, bool[B] of live rows that stop) after each row's new token i32[B] at position n i32[B]."""
     states = stops.advance(tables, batch.states, token, batch.live)
     states = stops.forget_early(tables, states, n, options.min_tokens)
     stopped = jnp.isin(token, jnp.asarray(options.stop_tokens, jnp.int32))
@@ -151,7 +151,7 @@ def _after_token(batch, token, n, tables, options):
 
 
 def _write_records(state, batch, first, records, done, version):
-    """Returns the state with a segment's records, each [steps, B]; first i32[B]: where each row's records begin."""
+    """Returns the state with a segment's records, each [steps, B]; first i32[B]: position of a row's first record."""
     tokens, logprobs, forced, valid = (x.T for x in records)
     columns = first[:, None] + jnp.arange(tokens.shape[1])
     at = (batch.rows[:, None], jnp.where(valid, columns, state.tokens.shape[1]))  # beyond the end: dropped

@@ -368,7 +368,10 @@ def _count_remaining(spec, key, rollout_state):
 
 
 def _opening(function, sizes):
-    """A program that makes a DecodeBatch of each shard by a function of state.py; sizes(spec, key): its argument."""
+    """Makes the function of a program that opens a DecodeBatch on each shard.
+
+    function: one of state.py that opens a batch. sizes(spec, key): the argument `sizes` of that function.
+    """
 
     @_per_shard((SAME, ROWS, SAME), BATCH)
     def open_batch(spec, key, weights, rollout_state, number):
@@ -380,7 +383,7 @@ def _opening(function, sizes):
 
 
 def _reporting(function):
-    """A decorator: of the shards' Reports, which come last, the largest numbers are returned, and the sum of tokens."""
+    """A decorator that merges the shards' Reports, the last result: the sum of tokens, the largest of other numbers."""
 
     def run(spec, key, *inputs):
         batch, rollout_state, reports = function(spec, key, *inputs)
@@ -392,7 +395,7 @@ def _reporting(function):
 @_reporting
 @_per_shard((BATCH, ROWS, SAME), (BATCH, ROWS, ROWS))
 def _wake_rows(spec, key, batch, rollout_state, tokens):
-    """(DecodeBatch, RolloutState, Report) after a pause; the Report counts as after a segment."""
+    """state.wake_rows of each shard, with a Report as after a segment: (DecodeBatch, RolloutState, Report)."""
     batch, rollout_state = state.wake_rows(_take_shard(batch), rollout_state, tokens)
     live = jnp.sum(batch.live, dtype=jnp.int32)
     return batch, rollout_state, decode.Report(live, jnp.int32(0), *state.count_remaining(rollout_state))
@@ -499,8 +502,8 @@ def _jit_program(spec, key):
 class SamplerPrograms:
     """The calls that an Engine makes, and an Executable by ProgramKey for each program that a rollout can reach.
 
-    Other programs, to replay or to go on after a pause, are added when they are first called. sides: where the policy's
-    parameters lie on other devices; then one of the programs runs there, whose results cross.
+    Other programs, to replay or to go on after a pause, are added when they are first called. sides: given if learner
+    and sampler have devices of their own; then the program that prepares the weights runs on the learner's devices.
     """
 
     def __init__(self, spec: SamplerSpec, automata: Mapping[str, Any], sides: Sides | None = None):
@@ -535,7 +538,7 @@ class SamplerPrograms:
         return _jit_program(spec, key).trace(*PROGRAMS[key.kind].abstract_inputs(spec, key))
 
     def _spec_of(self, key):
-        """The SamplerSpec of a program: on the learner's mesh where it sends to the sampler's."""
+        """A program's SamplerSpec: on the learner's mesh for the program whose results go to the sampler's mesh."""
         if self.sides is None or key != self._sender:
             return self.spec
         return dataclasses.replace(self.spec, mesh=self.sides.learner)
@@ -552,10 +555,10 @@ class SamplerPrograms:
         return self._executables[key](*inputs)
 
     def send(self, params: Any) -> Any:
-        """Sends a policy to the sampler's mesh; `weights` takes what this returns.
+        """Sends a policy to the sampler's mesh, and returns it there, as an argument for `weights`.
 
-        The learner's side gathers, casts and cuts the weights, and they cross. With adapters the policy's parameters
-        cross, the adapters each time and the frozen ones once. On one mesh nothing crosses, and it returns the params.
+        Weights are gathered, cast and cut on the learner's side before they are sent. With adapters, parameters are
+        sent as they are: the adapters each time, the frozen parameters once. On one mesh, params are returned.
         """
         if self.sides is None:
             return params
@@ -593,7 +596,7 @@ class SamplerPrograms:
         return self._call(schedule.RESUMED_STATE, rollout, prompts, seed, limits, self.tables)
 
     def _complete(self, prompts, limit):
-        """(Prompts with the number of each first sample, i32[B] of limits): what a caller may leave out."""
+        """Fills in what a caller may leave out; returns (Prompts with `first` and `thinking`, limits i32[B])."""
         if prompts.first is None:
             prompts = prompts.replace(first=np.zeros(len(prompts.ids), np.int32))
         if not self.spec.sampling.thinking_tokens:
@@ -612,13 +615,13 @@ class SamplerPrograms:
     ) -> state.DecodeBatch:
         """The DecodeBatch of some rows of every shard, prefilled; kind says which rows, and what `number` is.
 
-        'open': those of the number-th prompts. 'resume': the longest unfinished ones, before own column `number`.
-        'carry': all, where carried ones are prefilled before own column `number`.
+        'open': the rows of the number-th set of size.prompts prompts. 'resume': the longest unfinished rows, prefilled
+        before own column `number`. 'carry': all rows, the carried ones prefilled before own column `number`.
         """
         return self._call(self.spec.schedule.key(kind, size), weights, rollout_state, np.int32(number))
 
     def wake(self, batch: Any, rollout_state: Any, tokens: int, size: BatchSize) -> Any:
-        """(DecodeBatch, RolloutState, Report): rows that paused at their limit may get so many tokens more."""
+        """Lets rows that paused at their limit get `tokens` tokens more; gives (DecodeBatch, RolloutState, Report)."""
         key, cache = self.spec.schedule.wake_key(size), batch.cache
         bare, rollout_state, report = self._call(key, _without_chunks(batch), rollout_state, np.int32(tokens))
         whole = bare.cache.replace(prompt=cache.prompt, chunks=cache.chunks)
@@ -630,7 +633,7 @@ class SamplerPrograms:
         return self._call(key, weights, batch, rollout_state, self.tables, np.int32(step))
 
     def add_chunk(self, batch: state.DecodeBatch, size: BatchSize) -> state.DecodeBatch:
-        """The batch with another, empty chunk, which gives it that size."""
+        """The batch with another, empty chunk; size: the batch's size with that chunk."""
         chunk = self._call(self.spec.schedule.add_key(size))
         return batch.replace(cache=batch.cache.replace(chunks=(*batch.cache.chunks, chunk)))
 
@@ -656,8 +659,8 @@ class SamplerPrograms:
     def read_rows(self, rollout_state: state.RolloutState, pauses: bool = False) -> tuple[np.ndarray, ...]:
         """(row numbers, tokens [R, C], count, ended, truncated) of the R rows that this process owns, as host arrays.
 
-        count: a row's tokens so far. ended: whether it has met a stop or its limit, or with `pauses`, where rows go on
-        after their limit, all its tokens. truncated: whether it met no stop.
+        count: a row's tokens so far. ended: whether the row has met a stop or its limit; with `pauses`, where rows go
+        on after their limit, whether it has met a stop or has C tokens. truncated: whether it has met no stop.
         """
 
         def read_own(array):

@@ -31,7 +31,7 @@ class Sampling(NamedTuple):
     min_p: Share = 0.0  # least probability of a token, as a share of the likeliest one's
     # of tokens that prompt or completion hold, as in transformers (arXiv 1909.05858); 1.0: none
     repetition_penalty: Annotated[float, Range(least=0.01, most=100)] = 1.0
-    min_tokens: Natural = 0  # no stop before that many
+    min_tokens: Natural = 0  # the fewest tokens that a completion may have
     # tokens of a completion after which open thinking is ended by force; 0: never
     thinking_tokens: Annotated[Natural, OPEN] = 0
     thinking_end: NoKey[tuple[int, ...]] = ()  # the tokens that are forced
@@ -96,7 +96,7 @@ class Sampling(NamedTuple):
 
     @property
     def read_strings(self) -> dict[str, tuple[str, ...]]:
-        """The strings that end a completion ('stop'), and that end and open thinking, where there are any."""
+        """Strings by automaton: 'stop', that end a completion, 'thinking' and 'opening', that end and open thinking."""
         strings = {'stop': self.stop_strings, 'thinking': (self.thinking_text,), 'opening': (self.thinking_start,)}
         return {name: texts for name, texts in strings.items() if any(texts)}
 
@@ -111,7 +111,7 @@ class RolloutOptions(NamedTuple):
     thinking_start: Annotated[str, FORCED] = '<think>'
     # the text that ends thinking
     thinking_end: Annotated[str, FORCED] = '</think>'
-    # keys and values on a device; rows beyond it wait; 0: no limit
+    # GiB for keys and values on a device; rows beyond them wait; 0: no limit
     cache_gib: Free[Annotated[float, Range(least=0, most=2**20)]] = 0.0
 
 
@@ -163,7 +163,7 @@ def _argmax_on_cpu(x):
 
 
 def logprob(logits: Float[Array, 'B V'], tokens: Int[Array, ' B'], temperature: float) -> Float[Array, ' B']:
-    """f32[B]: log softmax(logits / temperature) at the tokens, untruncated as the learner's; 0 counts as 1."""
+    """f32[B]: log softmax(logits / temperature) at each row's token, without truncation; temperature 0 counts as 1."""
     scaled = logits / (temperature or 1.0)
     # a masked sum and not an index: indexing logits that are sharded over the vocabulary gathers them
     chosen = jnp.arange(logits.shape[-1]) == tokens[:, None]
@@ -171,7 +171,7 @@ def logprob(logits: Float[Array, 'B V'], tokens: Int[Array, ' B'], temperature: 
 
 
 def penalize(logits: Float[Array, 'B V'], seen: Bool[Array, 'B V'], penalty: float) -> Float[Array, 'B V']:
-    """The logits, where a seen token's logit is divided by the penalty if it is positive, and else multiplied."""
+    """The logits f32[B, V], where a seen token's logit is divided by the penalty if above 0, else multiplied by it."""
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 

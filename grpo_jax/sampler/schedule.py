@@ -1,7 +1,7 @@
 """Schedule: the sizes of a rollout on one shard, every choice that the engine makes, and the programs it can reach.
 
-All are pure functions of plain numbers. The engine asks a Schedule what to do next. `reachable` follows the same
-choices from the first batch on, so all programs that the engine can ask for are known before anything runs.
+All are pure functions of plain numbers. The engine asks a Schedule what to do next. `reachable_programs` follows the
+same choices from the first batch on, so all programs that the engine can ask for are known before anything runs.
 """
 
 from typing import NamedTuple
@@ -131,7 +131,7 @@ class Schedule(NamedTuple):
         return ProgramKey('wake', size.prompts, size.rows)
 
     def key(self, kind: str, size: BatchSize) -> ProgramKey:
-        """The program that makes ('open', 'resume') or decodes ('decode') a batch of that size."""
+        """The program that makes ('open', 'resume', 'carry') or decodes ('decode') a batch of that size."""
         return ProgramKey(kind, size.prompts, size.rows, self.chunks[: size.chunks])
 
     def add_key(self, size: BatchSize) -> ProgramKey:
@@ -241,9 +241,9 @@ def reachable_programs(schedule: Schedule) -> list[ProgramKey]:
 def largest_programs(schedule: Schedule) -> list[ProgramKey]:
     """Lists the reachable programs that need most memory, in the order of a rollout.
 
-    A fresh batch grows to all its columns with as many rows as each chunk allows; each of these sizes decodes, and so
-    does the last one when it is halved. Where rows can be preempted, the largest batch of preempted rows in all columns
-    decodes too.
+    A fresh batch grows to all its columns, with as many rows as each chunk allows. Listed are the programs that make it
+    grow, and that decode it before each loss of rows, at its full columns, and in the next smaller size. Where rows can
+    be preempted, the programs of the largest batch of preempted rows in all columns are listed too.
     """
     size = schedule.fresh_batch()
     keys = [WEIGHTS, STATE, schedule.key('open', size)]

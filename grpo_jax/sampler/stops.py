@@ -21,7 +21,7 @@ States = dict[str, Any]  # i32[B] by automaton
 
 
 def make_automata(sampling: Sampling, tokenizer: Any, vocab_size: int) -> dict[str, np.ndarray]:
-    """Makes the tables of the strings in Sampling.read_strings."""
+    """Makes the automata's tables, i32[states, V] by name, for the strings in Sampling.read_strings."""
     return {
         name: transition_table(strings, bytes_of_tokens(tokenizer, vocab_size, strings))
         for name, strings in sampling.read_strings.items()
@@ -57,9 +57,10 @@ def forget_early(tables: Tables, states: States, n: Int[Array, '...'], min_token
 def follow_thinking(
     tables: Tables, states: States, thinking: Bool[Array, ' B'], n: Int[Array, '...'], thinking_tokens: int
 ) -> tuple[States, Bool[Array, ' B']]:
-    """(states, bool[B] of rows that think) after the token at position n; from the budget on, thinking does not change.
+    """(states, bool[B], whether a row's thinking is open) after the token at position n.
 
-    Its end closes it, and its opening opens it again; both are forgotten once they have been met.
+    Before position thinking_tokens, the string that ends thinking closes it, and the opening string opens it. An
+    automaton that has met its string begins again.
     """
     if not thinking_tokens:
         return states, thinking

@@ -31,8 +31,8 @@ class Executable:
     """A function for fixed shapes; `traced` traces it, and `compile` or the first call compiles it.
 
     The thread that asks first traces and lowers it, with that thread's jax settings. Another thread may compile it;
-    callers wait until that is done. trace: returns the jax.stages.Traced. function: the executable, where it is made
-    already. name: for people. on_devices: whether a host array among the arguments is an error, since it would be a
+    callers wait until that is done. trace: returns the jax.stages.Traced. function: what is called, if no compilation
+    is needed. name: for people. on_devices: whether a host array among the arguments is an error, since it would be a
     hidden transfer.
     """
 
@@ -202,9 +202,9 @@ def make_executable(
 
 
 def options_on(mesh: Mesh) -> dict[str, Any]:
-    """Compiler options for the learner's executables on a mesh. On CPUs, the options in ON_CPU that this XLA accepts.
+    """Compiler options, {name: value}, for the learner's executables on a mesh.
 
-    Without a compilation cache, also those of UNCACHED.
+    On CPUs: the options in ON_CPU, and without a compilation cache also in UNCACHED, as far as this XLA accepts them.
     """
     device = mesh.devices.flat[0]
     if device.platform != 'cpu':
