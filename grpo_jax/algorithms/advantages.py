@@ -103,7 +103,7 @@ def leave_one_out(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']
 def leave_one_out_norm(
     rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
-    """leave_one_out / (std + eps) within the group."""
+    """leave_one_out divided by (std + eps), where std is the standard deviation of the group's rewards."""
     return leave_one_out(rewards) / (group_math.group_std(rewards, std_ddof) + std_eps)
 
 
@@ -120,7 +120,7 @@ def hybrid(rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Ep
 def batch_centred_std(
     rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
-    """a / (std of a in the batch + eps), with a = r - group mean: ScaleRL (arXiv 2510.13786)."""
+    """r - group mean, divided by (std of these differences in the batch + eps): ScaleRL (arXiv 2510.13786)."""
     centred = group_mean(rewards)
     scored = np.where(np.isfinite(rewards), centred, np.nan)
     return centred / (group_math.batch_std(scored, std_ddof) + std_eps)
@@ -130,7 +130,7 @@ def batch_centred_std(
 def group_mean_batch_std(
     rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C'], *, std_ddof: Ddof = 1
 ) -> Float[np.ndarray, 'P G']:
-    """a whitened over all tokens of the batch, with a = r - group mean: REINFORCE++-baseline (arXiv 2501.03262).
+    """r - group mean, whitened over all tokens of the batch: REINFORCE++-baseline (arXiv 2501.03262).
 
     The mean and std count a completion once for each token, so a group's advantages need not add up to 0. Groups of
     equal rewards stay at 0.
@@ -214,7 +214,7 @@ def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: Eps = 1e-6) -> Float[np
 
 @pieces.properties(by_token=False)
 def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> Float[np.ndarray, 'P G']:
-    """r minus the group's mean reward, in which completions weigh by their lengths: OPO (arXiv 2505.23585)."""
+    """r minus the group's mean reward, weighted by the numbers of sampled tokens: OPO (arXiv 2505.23585)."""
     lengths = mask.sum(-1) * np.isfinite(rewards)
     mean = np.nansum(rewards * lengths, 1, keepdims=True) / np.maximum(lengths.sum(1, keepdims=True), 1)
     return group_math.centre(rewards, mean)
@@ -263,7 +263,8 @@ def xrpo_sharpen(
 ) -> Float[np.ndarray, 'P G']:
     """group_norm, plus a bonus for correct completions that were unlikely: XRPO (arXiv 2510.06672).
 
-    bonus = min(max(sharpen (1 - exp(s - mean s)), 0), sharpen_cap A), where s is a completion's mean logprob by token.
+    bonus = min(max(sharpen (1 - exp(s - mean s)), 0), sharpen_cap A), where A is group_norm and s a completion's mean
+    logprob by token, by the sampler.
     As in the paper's text, the bonus is never below 0, and 0 for wrong completions; the paper's printed formula differs
     from its text if rewards are not binary. The default numbers 1 and 0.5 come from secondary sources.
     """
@@ -316,7 +317,7 @@ def gtpo(
     entropy_penalty: Coefficient = 0.1,  # what a nat of mean entropy takes off a completion's advantage
     entropy_cut: NotNegative = 0.6931,  # nats (ln 2): a completion above it teaches nothing if the run began below it
 ) -> Float[np.ndarray, 'P G C']:
-    """(A - entropy_penalty H) delta lambda by token: GTPO (arXiv 2508.03772), the printed objective.
+    """(A - entropy_penalty * H) * delta * lambda by token: GTPO (arXiv 2508.03772), the printed objective.
 
     A is group_norm; H the completion's mean entropy; lambda group_math.conflict_weights. delta is 0 if H is above
     entropy_cut (ln 2) and the run began at or below it, else 1. In a group of equal rewards A is 0, and the rest still

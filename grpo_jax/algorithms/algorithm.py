@@ -150,7 +150,7 @@ class Algorithm(NamedTuple):
 
     @property
     def needs_steps(self) -> bool:
-        """Whether the advantage reads rewards of steps."""
+        """Whether the advantage reads step_rewards, the rewards of a completion's steps."""
         return 'step_rewards' in self.advantage_reads
 
     @property
@@ -211,7 +211,7 @@ class Algorithm(NamedTuple):
 
     @property
     def adapting(self) -> tuple[str, ...]:
-        """The names of the coefficients that change during a run."""
+        """The names of the coefficients that this algorithm changes during a run."""
         return ('kl_coef',) * bool(self.kl_target) + ('entropy_coef', 'entropy_acts') * bool(self.entropy_target)
 
 

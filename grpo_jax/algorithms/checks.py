@@ -167,7 +167,7 @@ def refuse_unused_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping
 
 
 def refuse_unreadable(algorithm: 'Algorithm') -> None:
-    """Raises BadInput for a piece that reads data which a run does not have where it calls the piece."""
+    """Raises BadInput for a piece that reads a name which READABLE does not list for the piece's key."""
     for key, names in READABLE.items():
         for piece in algorithm.chosen(key):
             unknown = [name for name in pieces.reads(piece) if name not in names]
@@ -240,7 +240,7 @@ def list_inert(algorithm: 'Algorithm') -> list[str]:
 
 
 def _list_unmoved(algorithm):
-    """A list of clauses, each about a user's piece that reads a ratio and has not the property `bounded`."""
+    """A list of clauses, each about a user's piece that reads a ratio and lacks the property `bounded`."""
     own = (algorithm.ratio, algorithm.surrogate, algorithm.kl, algorithm.correction, *algorithm.regularizers)
     return [
         f'{pieces.name_of(piece)} reads a ratio that is 1 throughout, so that only its slope there counts'
@@ -250,7 +250,7 @@ def _list_unmoved(algorithm):
 
 
 def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) -> None:
-    """Raises BadInput if an outcome is below 0 though the advantage is `nonnegative`; correct: outcomes, or rewards."""
+    """Raises BadInput if an outcome is below 0 though the advantage is `nonnegative`; correct: the outcomes."""
     if pieces.property_of(algorithm.advantage, 'nonnegative') and np.nanmin(correct, initial=0.0) < 0:
         raise BadInput(
             'algorithm.advantage',

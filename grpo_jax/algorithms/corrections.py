@@ -1,7 +1,7 @@
 """Factors f32[B, C] of the policy loss that correct for the sampler's mismatch; they have no gradient.
 
 A correction may read log_rho f32[B, C], the old policy's logprobs minus the sampler's, 0 on masked tokens; mask
-bool[B, C]; advantages f32[B, 1 or C]; and drift f32[B, C], the sampler's logprobs minus the learner's of this moment.
+bool[B, C]; advantages f32[B, 1 or C]; and drift f32[B, C], the sampler's logprobs minus the learner's present logprobs.
 rho is exp(log_rho). A "product" multiplies rho over a row's tokens, and "geometric" is the geometric mean over them;
 other code calls both "sequence".
 """

@@ -54,7 +54,7 @@ def group_std(rewards: Float[np.ndarray, 'P G'], ddof: int) -> Float[np.ndarray,
 
 
 def batch_std(values: Float[np.ndarray, 'P G'], ddof: int) -> float:
-    """The standard deviation of all finite values."""
+    """The standard deviation of all finite values; the divisor is their number minus ddof, at least 1."""
     return group_std(values.reshape(1, -1), ddof)[0, 0]
 
 
@@ -80,10 +80,11 @@ def generalized_advantages(
     discount: float,
     trace: float | Float[np.ndarray, '*rows'],
 ) -> Float[np.ndarray, '*rows C']:
-    """A_t = sum over k of (discount trace)^k delta_(t+k), with delta = r + discount V_next - V (arXiv 1506.02438).
+    """Generalized advantages (arXiv 1506.02438): A_t = sum over k of (discount trace)^k delta_(t+k).
 
-    trace is the paper's lambda, one number or one a row. A masked token is passed over, as if its neighbours were
-    adjacent, and has 0 itself. These advantages plus the values are the critic's targets.
+    delta is r + discount V_next - V, of token_rewards r and values V. trace is the paper's lambda, one number or one a
+    row. A masked token is passed over, as if its neighbours were adjacent, and has advantage 0. These advantages plus
+    the values are the critic's targets.
     """
     total, next_value, sums = 0.0, 0.0, np.zeros_like(values)
     for t in reversed(range(mask.shape[-1])):
@@ -132,9 +133,9 @@ def conflict_weights(
     advantages: Float[np.ndarray, ' G'],
     forced: Bool[np.ndarray, 'G C'] | None = None,
 ) -> Float[np.ndarray, 'G C']:
-    """The weights of one group's tokens: 2 where a good completion conflicts, 0 where a bad one does, else 1.
+    """The weights of one group's tokens: for a conflicting token 2 if A > 0 and 0 if A < 0, and 1 for other tokens.
 
-    A token conflicts if a completion whose advantage has the other sign holds the same token at the same position,
+    A token conflicts if a completion whose advantage A has the other sign holds the same token at the same position,
     counted from the front or from the end, in an unbroken run from that side (arXiv 2508.03772, section 3). mask: the
     tokens of completions. forced: tokens among them that were not sampled; they conflict with nothing and break no run.
     """

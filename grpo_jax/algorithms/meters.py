@@ -30,9 +30,9 @@ class PooledMean(NamedTuple):
 
 
 def pooled_metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) -> dict[str, Any]:
-    """Metrics of one minibatch by name; means are PooledMeans, quantiles and maxima f32[].
+    """Metrics of one minibatch by name: by outcome, by completion, of pairs, and quantiles of the ratio.
 
-    Without experience.correct there are no metrics of right and of wrong completions.
+    Means are PooledMeans, quantiles and maxima f32[]. Without experience.correct there are no metrics by outcome.
     """
     # a barrier: fused with these, the sums of losses.metrics would be taken in another order and round differently
     logprobs, entropy = jax.lax.optimization_barrier((output.logprobs, output.entropy))
@@ -68,8 +68,8 @@ def age_metrics(
     age: steps between the weights that sampled the token and these. stale_ess, f32[]: the effective sample size of rho
     over the tokens of an age above 0, as a share of them. For a correction with a bound, over the tokens of age N:
     correction_age_N_mean, the PooledMean of its weights; correction_age_N_max, f32[], the largest weight before the
-    bound; correction_age_N_bound, the PooledMean of whether the bound changes a weight. correction_bound is the last
-    one over all tokens. NaN without tokens.
+    bound; correction_age_N_bound, the PooledMean of whether the bound changes a weight. correction_bound is the same
+    PooledMean over all tokens. NaN without tokens.
     """
     logprobs, entropy = jax.lax.optimization_barrier((output.logprobs, output.entropy))  # as in pooled_metrics
     inputs = losses.make_inputs(algorithm, HeadOutput(logprobs, entropy), experience)

@@ -81,7 +81,7 @@ class Inputs(Mapping[str, Any]):
 
 
 def properties(**values: Any) -> Callable[[Callable], Callable]:
-    """Returns a decorator that writes the properties on a piece. Raises TypeError for a name that PROPERTIES lacks."""
+    """Returns a decorator that sets these properties of a piece. Raises TypeError for a name that PROPERTIES lacks."""
 
     for name in values:
         if name not in PROPERTIES:

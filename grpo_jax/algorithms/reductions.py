@@ -13,7 +13,7 @@ MAX_LOG_RATIO = 20.0  # differences of logprobs are clamped to +-20, since exp o
 
 
 def clamp(difference: Float[Array, '...'], most: float = MAX_LOG_RATIO) -> Float[Array, '...']:
-    """The difference of logprobs, between -most and most; a clamped element has no gradient."""
+    """The difference of logprobs, clamped to between -most and most; a clamped element has no gradient."""
     return jnp.clip(difference, -most, most)
 
 
@@ -52,7 +52,7 @@ def pair_margins(
     dpo_beta: float,
     dpo_length_norm: bool,
 ) -> Float[Array, ' B']:
-    """dpo_beta (chosen - rejected), as in surrogates.dpo, f32[B]; above 0: the policy tells the two apart."""
+    """Each row's pair margin, f32[B]: dpo_beta (chosen - rejected), as in surrogates.dpo; above 0: ranked rightly."""
     gain = jnp.sum(jnp.where(mask, logprobs - ref_logprobs, 0.0), -1)
     if dpo_length_norm:
         gain = gain / jnp.maximum(jnp.sum(mask, -1), 1)

@@ -1,7 +1,7 @@
 """Aggregation as weights f32[B, C]: loss = sum(weights * per-token loss).
 
 Weights are computed once on a whole minibatch, so the losses of microbatches, devices and packed rows add up to the
-same sum. They may read mask bool[B, C], group_ids i32[B] and advantages f32[B, 1 or C]. Rows without tokens do not
+same sum. Weights may read mask bool[B, C], group_ids i32[B], advantages f32[B, 1 or C]. Rows without tokens do not
 count.
 """
 

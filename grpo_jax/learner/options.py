@@ -29,7 +29,7 @@ class Minibatching(NamedTuple):
 
 
 class ExtraMetrics(NamedTuple):
-    """What a learner measures and does not learn from."""
+    """Which metrics a learner computes beside the metrics of its loss."""
 
     outcomes: bool = False  # the policy on right and on wrong completions, by Experience.correct
     reference: bool = False  # the KL to a reference that no penalty reads
@@ -106,7 +106,7 @@ class Learning(NamedTuple):
         return {*needed} - decoded | ({'forward_logprobs'} if decoded and self.updates > 1 else set())
 
     def known_fields(self, needed: Set[str]) -> set[str]:
-        """The fields of Experience that learner or sampler compute first; needed: Algorithm.needed_logprobs."""
+        """The fields of Experience that learner or sampler compute before an update; needed: as in scored_fields."""
         return {*needed} | self.scored_fields(needed) | {*self.decoded_fields[:1]}
 
     def minibatching(self, group_size: int) -> Minibatching:

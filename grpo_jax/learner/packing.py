@@ -135,7 +135,7 @@ def cut_padded(sizes: PackSizes, share: int) -> int:
 
 
 def pack(prompt_mask, completion_mask, sizes: PackSizes, minibatches: int) -> PackedCells:
-    """Packs the rows with these masks, bool[B, Q] and bool[B, C]; returns PackedCells of numpy arrays.
+    """Chooses where rows with these masks, bool[B, Q] and bool[B, C], lie when packed; returns numpy PackedCells.
 
     Completions without tokens are left out. Groups are dealt to minibatches as descent.interleave deals them; within a
     minibatch, a packed row may lie on any device.
@@ -303,7 +303,7 @@ def _completion_places(rollout, cells):
 
 
 class Text(NamedTuple):
-    """Packed rows, each i32[rows, columns]."""
+    """What lies in each cell of packed rows; all arrays are i32[rows, columns]."""
 
     tokens: jax.Array
     positions: jax.Array

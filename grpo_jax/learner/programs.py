@@ -57,7 +57,7 @@ class Update(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """The learner of a policy."""
+    """The learner of a policy: its programs, its packing, and the shapes of its TrainState."""
 
     initial: Initial  # (params) -> TrainState on the mesh
     sizes: packing.PackSizes | None  # of packed rows; None where rows are padded
@@ -92,7 +92,7 @@ class Learner(NamedTuple):
 
 
 class RewardLearner(NamedTuple):
-    """The learner of a reward model."""
+    """The learner of a reward model: its programs, and the shapes of its TrainState."""
 
     initial: Callable  # (params of a policy, or of a reward model that is trained further) -> TrainState on the mesh
     values: Executable  # (TrainState, Rollout) -> f32[B, C]

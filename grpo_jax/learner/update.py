@@ -100,9 +100,9 @@ def update(
 def anchor_logprobs(logprobs: Float[Array, 'B C'], experience: Experience, learning: Learning) -> Float[Array, 'B C']:
     """The logprobs f32[B, C] that the loss reads in place of `logprobs`, the output of the learner's forward pass.
 
-    With learning.old_logprobs = 'decode' their value is old_logprobs plus the change of the learner's logprobs since
-    the start of the step, so before the first update the ratio is exactly 1; their gradient is that of `logprobs`.
-    Otherwise they are `logprobs`.
+    With learning.old_logprobs = 'decode' the value is old_logprobs plus the change of the learner's logprobs since the
+    start of the step, so before the first update the ratio is exactly 1; the gradient is the gradient of `logprobs`.
+    With 'forward' they are `logprobs`.
     """
     old: Any = experience.old_logprobs
     if not learning.decoded_fields:

@@ -108,9 +108,9 @@ def _choose_token(params, hidden, batch, n, choice, model_config, options):
 def can_use_draw_kernel(head: Mapping[str, Any], options: Sampling, keys: Key[Array, ' B']) -> bool:
     """Returns whether draw_kernel.draw can draw the tokens.
 
-    It can if temperature is above 0, no row is greedy and no option changes the distribution (Sampling.truncates). The
-    head must be an array that is not quantized, whose vocabulary the current mesh's tensor axis divides. The keys must
-    be threefry2x32, with jax_threefry_partitionable on. head: transformer.head_weights, which has one entry.
+    The kernel needs a temperature above 0, no greedy row, and no option that changes the distribution. The head must be
+    an array that is not quantized, whose vocabulary the current mesh's tensor axis divides. The keys must be
+    threefry2x32, with jax_threefry_partitionable on. head: transformer.head_weights, which has one entry.
     """
     ((name, weights),) = head.items()
     return (

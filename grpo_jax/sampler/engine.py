@@ -58,7 +58,7 @@ class Enough(NamedTuple):
 
 @dataclasses.dataclass
 class Stats:
-    """What a rollout cost."""
+    """What a rollout cost: numbers of decode steps, rows, tokens and bytes, and seconds."""
 
     steps: int = 0  # decode steps, one after another
     slot_steps: int = 0  # sum over steps of the rows decoded, live or not (of one shard, times shards)
@@ -137,7 +137,7 @@ class Sampler(Protocol):
 
 
 class Engine:
-    """Samples rollouts in decode batches, with the programs that its schedule can reach."""
+    """Samples rollouts in decode batches, with the programs that its schedule can reach, on `shards` shards."""
 
     def __init__(self, schedule: Schedule, programs: SamplerPrograms, shards: int):
         self.schedule, self.programs, self._shards = schedule, programs, shards
@@ -328,8 +328,8 @@ def make_sampler(
 ) -> Sampler:
     """Makes a Sampler, (params, Prompts, key, step) -> Rollout; a program is compiled when it is first needed.
 
-    It is an Engine; where the sampler's devices belong to other processes, a serve.RemoteEngine. mesh: of policy and
-    sampler, or the Sides where they have one each. automata: what stops.make_automata returns, or
+    The Sampler is an Engine, or a serve.RemoteEngine where the sampler's devices belong to other processes. mesh: one
+    mesh for policy and sampler, or Sides with a mesh for each. automata: what stops.make_automata returns, or
     stops.abstract_automata where nothing runs. block and segment replace the numbers of the platform. carried: how many
     of the prompts may have rows with tokens of earlier steps; with some, the Sampler is for `go_on` alone. Raises
     BadInput when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when

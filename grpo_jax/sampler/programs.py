@@ -147,7 +147,7 @@ class SamplerSpec:
 
     @property
     def attend_by(self) -> str:
-        """attention.Rule.by in prefills: splash with kernels on (auto: on TPUs) and no head of keys cut; else xla."""
+        """attention.Rule.by of prefills: splash if kernels are on (auto: on TPUs) and heads can be cut; else xla."""
         on_tpu = self.mesh.devices.flat[0].platform == 'tpu'
         in_kernels = {'on': True, 'auto': on_tpu, 'off': False}[self.sampling.kernels]
         return 'splash' if in_kernels and _cuts_heads(self.model_config, self.mesh) else 'xla'
@@ -276,7 +276,7 @@ INPUTS = {
 
 
 def _per_shard(in_specs, out_specs):
-    """A decorator for (spec, key, *inputs): each shard of the rows runs the function on its own part of the inputs.
+    """A decorator of function(spec, key, *inputs): each shard of the rows runs it on its own part of the inputs.
 
     A scalar that the function returns comes back as an array with one number for each shard.
     """
@@ -423,7 +423,7 @@ def _choose_rows(spec, key, batch):
 
 @_per_shard((CHUNKS, ROWS), CHUNKS)
 def _gather_rows(spec, key, chunk, order):
-    """A chunk, or the prompt cache, of rows that a shard keeps."""
+    """A copy of a chunk, or of the prompt cache, with the rows that each shard keeps."""
     return state.gather_rows(chunk, order, key.rows // key.prompts if key.prompts else 1)
 
 
@@ -433,7 +433,7 @@ def _finish(spec, key, rollout_state):
 
 
 def _take_shard(batch):
-    """A shard's DecodeBatch with length i32[]; in a program's inputs the length is i32[shards]."""
+    """A shard's DecodeBatch with cache.length as i32[]; in a program's inputs cache.length is i32[shards]."""
     return batch.replace(cache=batch.cache.replace(length=batch.cache.length[0]))
 
 
@@ -500,7 +500,7 @@ def _jit_program(spec, key):
 
 
 class SamplerPrograms:
-    """The calls that an Engine makes, and an Executable by ProgramKey for each program that a rollout can reach.
+    """The programs of a sampler: an Executable for each ProgramKey that a rollout can reach, and methods to call them.
 
     Other programs, to replay or to go on after a pause, are added when they are first called. sides: given if learner
     and sampler have devices of their own; then the program that prepares the weights runs on the learner's devices.
@@ -621,7 +621,7 @@ class SamplerPrograms:
         return self._call(self.spec.schedule.key(kind, size), weights, rollout_state, np.int32(number))
 
     def wake(self, batch: Any, rollout_state: Any, tokens: int, size: BatchSize) -> Any:
-        """Lets rows that paused at their limit get `tokens` tokens more; gives (DecodeBatch, RolloutState, Report)."""
+        """Lets rows paused at their limit get `tokens` tokens more; returns (DecodeBatch, RolloutState, Report)."""
         key, cache = self.spec.schedule.wake_key(size), batch.cache
         bare, rollout_state, report = self._call(key, _without_chunks(batch), rollout_state, np.int32(tokens))
         whole = bare.cache.replace(prompt=cache.prompt, chunks=cache.chunks)
@@ -652,7 +652,7 @@ class SamplerPrograms:
         return self._call(schedule.FINISH, rollout_state)
 
     def fetch_ended(self, rollout_state: state.RolloutState) -> np.ndarray:
-        """bool[B]: which rows, of all processes, have met a stop or have all their tokens."""
+        """bool[B]: which rows, of all processes, have met a stop or have C tokens."""
         done, count = processes.fetch((rollout_state.done, rollout_state.count))
         return done | (count >= self.spec.shapes.tokens)
 

@@ -96,7 +96,7 @@ class Sampling(NamedTuple):
 
     @property
     def read_strings(self) -> dict[str, tuple[str, ...]]:
-        """Strings by automaton: 'stop', that end a completion, 'thinking' and 'opening', that end and open thinking."""
+        """Strings by automaton: 'stop' strings end a completion, 'thinking' ends thinking, and 'opening' opens thinking."""
         strings = {'stop': self.stop_strings, 'thinking': (self.thinking_text,), 'opening': (self.thinking_start,)}
         return {name: texts for name, texts in strings.items() if any(texts)}
 
@@ -116,7 +116,7 @@ class RolloutOptions(NamedTuple):
 
 
 def _check_bias(section, corrected):
-    """Refuses, with BadInput, to sample from another distribution than the one that is trained, unless accepted."""
+    """Raises BadInput if options make the sampler's distribution differ from the trained one, unless it may differ."""
     neutral_values = {'top_p': 1.0, 'top_k': 0, 'min_p': 0.0, 'repetition_penalty': 1.0, 'min_tokens': 0}
     for name, neutral in (neutral_values | {'cache_dtype': '', 'weights_dtype': ''}).items():
         # the logprobs of a quantized sampler are its own, so a correction knows the difference

@@ -183,7 +183,7 @@ def make_schedule(
 
 
 def let_carry(schedule: Schedule, carried: int) -> Schedule:
-    """The Schedule of rollouts in which the rows of `carried` of the prompts go on where an earlier step left them.
+    """The Schedule for steps with carried rows: rows of the first `carried` prompts may have tokens of earlier steps.
 
     All rows decode in one batch. Rows without tokens begin after the longest carried row, so that a second chunk may
     be needed, of as many columns. Most carried rows have ended when a step begins, so that the batch soon shrinks to

@@ -23,7 +23,7 @@ from grpo_jax.types import Rollout
 
 
 class RemoteEngine:
-    """The Sampler whose rollouts other processes sample; arrays that cross are host arrays."""
+    """The Sampler whose rollouts other processes sample; it takes and returns host arrays."""
 
     def __init__(self, engine: Engine, shapes: Any, automata: Mapping[str, Any], *options: Any):
         """engine: this process's, which sends the policy. shapes, automata, options: the arguments of make_sampler."""
@@ -117,7 +117,7 @@ class Request(NamedTuple):
 
 
 def _sent_form(spec):
-    """(abstract weights that are sent for each rollout, those sent once or None), on the sampler's mesh."""
+    """(abstract weights that are sent for each rollout, weights that are sent once, or None), on the sampler's mesh."""
     return lora.split(spec.abstract_params) if spec.sampling.lora.rank else (spec.abstract_weights, None)
 
 

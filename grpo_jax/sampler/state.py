@@ -47,7 +47,7 @@ class CacheFormat(NamedTuple):
 
 @pytree
 class RolloutState(Pytree):
-    """All N = P * G rows of a rollout."""
+    """All N = P * G rows of a rollout, and their tokens so far."""
 
     prompts: Prompts
     keys: Key[Array, ' N']  # the token at position n uses fold_in(key, n)
@@ -93,7 +93,7 @@ def new_state(
     limit: Number | Int[Array, ' N'] | Int[np.ndarray, ' N'],
     automata: Collection[str],
 ) -> RolloutState:
-    """The RolloutState of rows without tokens; limit is one number or one for each row, automata are names."""
+    """The RolloutState of rows without tokens; limit: one number or one for each row; automata: names of automata."""
     rows, columns = given_tokens.shape
     if 'thinking' not in automata or prompts.thinking is None:
         thinking = jnp.full(rows, 'opening' not in automata)

@@ -72,9 +72,10 @@ def follow_thinking(
 
 
 def transition_table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarray, 'S V']:
-    """i32[states, V]: the state after each token. State 0 is the first one; in the last state a string has been met.
+    """The table i32[states, V] of the automaton for these strings: its next state, by its state and a token.
 
-    strings are not empty; token_bytes has the bytes of each token (see bytes_of_tokens).
+    State 0 is the first one; in the last state a string has been met. strings: none is empty. token_bytes: the bytes of
+    each token (see bytes_of_tokens).
     """
     needles, prefixes = [string.encode() for string in strings], _prefixes(strings)
     state_of = {prefix: i for i, prefix in enumerate(prefixes)}

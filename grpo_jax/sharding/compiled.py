@@ -220,7 +220,7 @@ def repeatable_on(device: Any) -> dict[str, Any]:
 
 @functools.cache
 def _accepted_options():
-    """The CPU options, out of ON_CPU and UNCACHED, that this jaxlib accepts; it raises an error for unknown options."""
+    """The CPU options, out of ON_CPU and UNCACHED, that this jaxlib accepts: jaxlib raises an error for the others."""
 
     def accepts(**option):
         try:
@@ -257,7 +257,7 @@ def abstract(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtyp
 
 
 def with_shardings(shapes: Any, shardings: Any) -> Any:
-    """A tree of abstract arrays, of the shapes and dtypes of one tree and the shardings of another."""
+    """Abstract arrays with the shapes and dtypes in `shapes` and the shardings in `shardings`, as a tree."""
     return jax.tree.map(lambda x, sharding: abstract(x.shape, x.dtype, sharding), shapes, shardings)
 
 
