@@ -224,7 +224,7 @@ def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> F
 def pkpo(
     correct: Float[np.ndarray, 'P G'],
     *,
-    pass_k: Count = 4,  # k of the pass@k that is made larger
+    pass_k: Count = 4,  # k of the pass@k that is maximized
 ) -> Float[np.ndarray, 'P G']:
     """group_math.pass_at_k_rewards minus their group mean: PKPO (arXiv 2505.15201).
 
@@ -283,7 +283,7 @@ def grpo_lambda(
     mask: Bool[np.ndarray, 'P G C'],
     *,
     efficient_share: Share = 0.2,  # of groups, the best ones, in which long answers earn less
-    efficient_alpha: Share = 0.2,  # most of its reward of 1 that a right completion loses there
+    efficient_alpha: Share = 0.2,  # most that a right completion loses there of its reward, 1
     std_ddof: Ddof = 1,
     std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G']:

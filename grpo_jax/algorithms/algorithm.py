@@ -57,10 +57,10 @@ class Algorithm(NamedTuple):
     ratio: Fixed[Callable] = ratios.token  # of the policy to ratio_base, by token or by row: f32[B, C]
     surrogate: Fixed[Callable] = surrogates.clip  # the policy loss of a token, with its trust region: f32[B, C]
     weights: Fixed[Callable] = weights.sequence_mean  # how the losses of tokens add up: f32[B, C]
-    kl: Fixed[Callable] = kl.none  # estimator of the KL to the reference, of which kl_coef is the weight: f32[B, C]
-    kl_coef: Coefficient = 0.0  # of `kl`, 0 where that is none; above 0 a reference policy is kept
-    # loss; reward_sequence, off a completion's reward; reward_token, off each token's reward, or off its advantage
-    # where that is of the whole completion
+    kl: Fixed[Callable] = kl.none  # estimator of the KL to the reference, weighted by kl_coef: f32[B, C]
+    kl_coef: Coefficient = 0.0  # weight of `kl`, 0 where kl is none; above 0 a reference policy is kept
+    # where the KL counts: loss; reward_sequence, subtracted from a completion's reward; reward_token, from each token's
+    # reward, or from its advantage where the advantage reads no token_rewards
     kl_placement: Fixed[str] = 'loss'
     # the correction also weighs the KL term of the loss
     kl_corrected: Annotated[Fixed[bool], ReadWith('.corrects_kl', words='a correction and a kl in the loss')] = False
@@ -74,7 +74,7 @@ class Algorithm(NamedTuple):
     dead_groups: NoKey[str] = 'keep'  # what becomes of groups that are dead
     gate: NoKey[str] = 'reward'  # what says that a group is dead: see group_math.judge_groups
     source: NoKey[str] = 'policy'  # of completions: policy, reference, demonstrations, pairs
-    # gamma by token, of an advantage that reads it and of what a critic learns
+    # discount factor by token, gamma, of an advantage that reads it and of the returns that a critic learns
     discount: Annotated[Share, DISCOUNTED] = 1.0
     critic_lambda: Annotated[Share, VALUED] = 0.95  # lambda of the returns that the critic learns
     critic_warmup: Annotated[Natural, VALUED] = 0  # steps at the start in which the critic learns alone
@@ -84,10 +84,10 @@ class Algorithm(NamedTuple):
     # the newest alone
     baseline_decay: Annotated[Share, AVERAGED] = 0.9
     advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
-    teacher_coef: Coefficient = 0.0  # of a teacher's logprob less the policy's, added to each token's advantage
+    teacher_coef: Coefficient = 0.0  # weight of the teacher's logprob less the policy's in a token's advantage
     # of regularizer distill: likeliest tokens that its KL sums over; 0: the sampled token alone
     teacher_top_k: Annotated[Natural, _regularized('teacher_kl')] = 0
-    # of tokens, for clip_cov and kl_cov
+    # share of tokens on which clip_cov and kl_cov act
     covariance_share: Annotated[PositiveShare, _regularized('top_covariance', 'covariance')] = 2e-4
     # of regularizer entropy_bonus; below 0 it pays for a narrow distribution
     entropy_coef: Annotated[float, Range(least=-1e6, most=1e6), _regularized('entropy_coef')] = 0.0
@@ -97,7 +97,7 @@ class Algorithm(NamedTuple):
         float, Range(above=0, most=1e6), ReadWith('.entropy_target', words='an entropy_target above 0')
     ] = 0.005
     kl_target: Annotated[float, Range(least=0, most=1e3)] = 0.0  # nats a token that kl_coef adapts to; 0: constant
-    # completions in which kl_coef may double or halve, about
+    # completions in which kl_coef may change by a fifth, about
     kl_horizon: Annotated[float, Range(least=1, most=1e12), ReadWith('.kl_target', words='a kl_target above 0')] = 1e4
 
     def chosen(self, key: str) -> tuple[Callable, ...]:

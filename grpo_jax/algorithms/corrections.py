@@ -23,7 +23,7 @@ def none(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
 def truncated(
     log_rho: Float[Array, 'B C'],
     *,
-    rho_max: Positive = 2.0,  # largest weight; what is larger counts as much
+    rho_max: Positive = 2.0,  # largest weight; a larger rho is lowered to it
 ) -> Float[Array, 'B C']:
     """min(rho, rho_max) by token: TIS (https://fengyao.notion.site/off-policy-rl)."""
     return jnp.minimum(reductions.clamped_exp(log_rho), rho_max)

@@ -99,8 +99,8 @@ def generalized_advantages(
 def pass_at_k_rewards(correct: Float[np.ndarray, 'P G'], k: int) -> Float[np.ndarray, 'P G']:
     """Each completion's reward for the pass@k of its group (arXiv 2505.15201, section 3).
 
-    k / n for a right completion; for a wrong one, k / n times the chance that at least one of k - 1 others is right,
-    which counts as 1 where n < k. n: how many values of the group are finite. correct: 1 right, 0 wrong; NaN stays.
+    k / n for a right completion; for a wrong one, k / n times the chance that at least one of k - 1 others is right
+    (1 where n < k). n: how many values of the group are finite. correct: 1 right, 0 wrong; NaN stays.
     """
     counts = np.sum(np.isfinite(correct), 1)
     hits = np.sum(correct >= 1, 1)

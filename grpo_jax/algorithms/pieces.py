@@ -32,7 +32,7 @@ PROPERTIES = {
     'over_batch': False,  # an advantage normalizes over the groups of a batch
     'nonnegative': False,  # an advantage needs outcomes of at least 0
     'bounded': False,  # a surrogate stops the policy far from the base of the ratio
-    'row_mean': False,  # a ratio is exp of a row's mean, whose gradient at ratio 1 is that of ratio token
+    'row_mean': False,  # a ratio is exp of a row's mean; at ratio 1 its gradient equals the gradient of ratio token
     'bounds': None,  # what a correction bounds: 'token', a token's rho; 'row', a row's product; 'one': it is 1 or 0
     'margin': None,  # of a surrogate of pairs: a function of data -> f32[B], by how much each row's pair is told apart
     'near_one': False,  # a ratio lies within some 1e-3 of 1
@@ -168,7 +168,7 @@ def name_of(piece: Callable) -> str:
 
 
 def is_own(piece: Callable) -> bool:
-    """Whether a piece is a user's function, of a file or a notebook, and none of this package."""
+    """Whether a piece is a user's function, of a file or a notebook, and not of this package."""
     return not str(getattr(getattr(piece, 'func', piece), '__module__', '')).startswith('grpo_jax.')
 
 

@@ -81,7 +81,7 @@ def mark_highest(values: Float[Array, 'B C'], mask: Bool[Array, 'B C'], count: F
 def same_group(group_ids: Int[Array, ' B']) -> Float[Array, 'B B']:
     """1 where two rows belong to one group, else 0. Its product with f32[B] is each row's sum over its group.
 
-    segment_sum cannot be used: a microbatch has the rollout's ids, so their number is not known to it. B is small.
+    segment_sum would need the number of ids, which a microbatch of a rollout does not know. B is small.
     """
     return (group_ids[:, None] == group_ids[None]).astype(jnp.float32)
 

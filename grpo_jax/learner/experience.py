@@ -1,9 +1,9 @@
 """From rewards to the experience that the learner updates on.
 
 Some advantages compare a reward with earlier steps, not with its group. TrainState.aux['history'] holds the moving
-averages that they read: one of the whole run, to which each step adds its mean reward, and one of each prompt, to which
-each visit adds its own. A step reads the averages first and adds to them afterwards, so a baseline never depends on
-the completions that it is subtracted from.
+averages that such advantages read. Each step adds its mean reward to the average of the whole run, and each group's
+mean reward to the average of the group's prompt. A step reads the averages before it adds to them, so a baseline never
+depends on the rewards from which it is subtracted.
 """
 
 from collections.abc import Mapping

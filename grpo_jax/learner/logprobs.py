@@ -17,7 +17,7 @@ CHUNKS = 128, 4096  # tokens, the fewest and the most of a chosen chunk: fewer f
 class Head(NamedTuple):
     """How logprobs are computed from hidden states; static values."""
 
-    temperature: float  # logprobs are those of softmax(logits / temperature); 0 counts as 1
+    temperature: float  # logits are divided by it before softmax; 0 counts as 1
     chunk: int  # tokens whose logits exist at once, at most
     entropy_gradient: bool = False  # whether the entropy is differentiable
     mesh_ops: MeshOps = ALONE

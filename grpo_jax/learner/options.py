@@ -68,7 +68,7 @@ class Learning(NamedTuple):
     old_logprobs: Amendable[Annotated[str, OneOf(('forward', 'decode'))]] = 'forward'
     dtype: NoKey[str] = 'float32'  # of computation, and of what adapters leave frozen
     lora: NoKey[LoraOptions] = OFF  # adapters, which alone are trained then
-    temperature: NoKey[float] = 1.0  # logprobs are those of softmax(logits / temperature)
+    temperature: NoKey[float] = 1.0  # logits are divided by it before softmax
     value_clip: NoKey[float] = 0.0  # how far a critic's value may move in a step without more loss; 0: any
     critic_warmup: NoKey[int] = 0  # steps at the start in which the critic learns alone
     max_bad_steps: Free[Natural] = 10  # non-finite updates in the whole run, above which the run stops

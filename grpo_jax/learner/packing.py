@@ -231,7 +231,7 @@ def microbatch_output(
     """
     if cells is None:
         return padded_logprobs(params, rollout, spec.model_config, spec.head, remat, ids)
-    assert spec.sizes is not None, 'cells are those of packed rows'
+    assert spec.sizes is not None, 'only packed rows have cells'
     sizes, head, model_config = spec.sizes, spec.head, spec.model_config
     text, columns = _gather_text(rollout, cells), rollout.completion_mask.shape[1]
     starts, lengths = text.start[:, :: sizes.block], text.length[:, :: sizes.block]
@@ -255,7 +255,7 @@ def rollout_output(params, rollout: Rollout, packed: PackedCells | None, spec: F
     """HeadOutput of all completion tokens of a step, without gradients; packed is None where rows are padded."""
     if packed is None:
         return microbatch_output(params, rollout, None, spec, 'none')
-    assert spec.sizes is not None, 'cells are those of packed rows'
+    assert spec.sizes is not None, 'only packed rows have cells'
     group_size = spec.sizes.group_size
     minibatches = jax.tree.map(lambda x: descent.interleave(x, len(packed.count), group_size), rollout)
 

@@ -33,12 +33,12 @@ UNKNOWN_MEMORY = 2**34  # bytes, of a device that is not in the table of chips, 
 class Initial(NamedTuple):
     """Builds the first TrainState; parameters that adapters leave frozen go into it without a copy."""
 
-    program: Any  # jitted, (trained parameters) -> TrainState of these alone
+    program: Any  # jitted, (trained parameters) -> TrainState without frozen parameters
 
     def __call__(self, params: Any) -> TrainState:
         """Returns the first TrainState, on the mesh; params: a policy's, or only the trained ones of lora.split.
 
-        The first update donates the state with its frozen parameters; from then on use those of the new state.
+        The first update donates the state, with its frozen parameters; the new state then holds the valid ones.
         """
         trained, frozen = lora.split(params)
         state = self.program(trained)

@@ -73,7 +73,7 @@ class _Choice(NamedTuple):
 
     keys: Key[Array, ' B']
     given_tokens: Int[Array, 'B C']
-    greedy: Bool[Array, ' B'] | None  # rows that take the argmax; None: none does
+    greedy: Bool[Array, ' B'] | None  # rows that take the argmax; None: no row does
 
 
 def _choose_token(params, hidden, batch, n, choice, model_config, options):
@@ -109,7 +109,7 @@ def can_use_draw_kernel(head: Mapping[str, Any], options: Sampling, keys: Key[Ar
     """Returns whether draw_kernel.draw can draw the tokens.
 
     The kernel needs a temperature above 0, no greedy row, and no option that changes the distribution. The head must be
-    an array that is not quantized, whose vocabulary the current mesh's tensor axis divides. The keys must be
+    an array, not quantized, and the current mesh's tensor axis must divide its vocabulary. The keys must be
     threefry2x32, with jax_threefry_partitionable on. head: transformer.head_weights, which has one entry.
     """
     ((name, weights),) = head.items()

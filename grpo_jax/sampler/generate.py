@@ -1,7 +1,7 @@
 """A rollout in one function, without a schedule: the front page of the sampler.
 
 `generate` decodes the whole batch at once, in one program. The engine gives the same tokens by many programs, whose
-memory and work follow the rows that are still live. Its words, and where they live:
+memory and work follow the rows that are still live. The engine's words, and the files that define them:
 
     RolloutState   all rows of a rollout and their tokens so far (state.py)
     DecodeBatch    the rows that are decoded together, with their keys and values (state.py)

@@ -1,8 +1,8 @@
 """The sampler's programs: a table of their kinds, and a program for each size that a rollout can reach.
 
-`PROGRAMS` says for each kind which function is compiled, which inputs (of `INPUTS`) it takes, which of them it may
+For each kind, `PROGRAMS` has the function that is compiled, its inputs (of `INPUTS`), the inputs that it may
 overwrite, and how its results lie on the mesh. Each shard of the rows decodes on its own (`_per_shard`) until its own
-rows have ended, so the decode loops have no collectives but those that the partitioner adds along the tensor axis.
+rows have ended, so the decode loops have only the collectives that the partitioner adds along the tensor axis.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,8 +36,8 @@ from grpo_jax.types import Prompts
 SEGMENT = {'cpu': 32, 'gpu': 64, 'tpu': 64}
 BLOCK = {'cpu': 32, 'gpu': 128, 'tpu': 128}
 HALVINGS = {'cpu': 10, 'gpu': 3, 'tpu': 3}
-# whether programs have no loop over layers, each of which then has arrays of its own: a GPU waits for the host in every
-# round of a loop, and copies what a layer reads out of the arrays of all
+# whether programs have no loop over layers, so that each layer has arrays of its own: in a loop, a GPU waits for the
+# host in every round, and copies what a layer reads out of the arrays of all layers
 BY_LAYER = {'cpu': False, 'gpu': True, 'tpu': False}
 
 # how arrays are cut: along their first axis, along the rows of a chunk, not at all
@@ -448,7 +448,7 @@ class ProgramKind(NamedTuple):
     function: Callable
     inputs: tuple[str, ...]  # of INPUTS
     donated: tuple[str, ...] = ()  # inputs whose memory the results may take
-    shardings: Callable | None = None  # SamplerSpec -> those of the results; None: each as SamplerSpec.sharding says
+    shardings: Callable | None = None  # SamplerSpec -> shardings of the results; None: by SamplerSpec.sharding
 
     def abstract_inputs(self, spec: SamplerSpec, key: ProgramKey) -> list:
         """The abstract inputs of a program."""
@@ -485,7 +485,7 @@ PROGRAMS = {
 }
 
 
-@functools.lru_cache(maxsize=256)  # programs of some ten samplers; what jax has compiled of others is freed
+@functools.lru_cache(maxsize=256)  # programs of some ten samplers; jax frees the programs of older samplers
 def _jit_program(spec, key):
     """The jitted function of a program: one object for all equal samplers, so that jax traces and compiles it once."""
     kind = PROGRAMS[key.kind]

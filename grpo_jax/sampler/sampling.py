@@ -20,7 +20,7 @@ NEVER_DRAWN = -jnp.inf  # logit of a token that must not be drawn
 class Sampling(NamedTuple):
     """The options of config.rollout as plain values, which a program can be compiled for."""
 
-    # logprobs are those of softmax(logits / temperature); 0, for evaluations: exact argmax
+    # logits are divided by it before softmax, also for logprobs; 0, for evaluations: exact argmax
     temperature: Annotated[float, Range(least=0.01, most=100)] = 1.0
     max_tokens: Count = 64  # C, the completion budget
     stop_tokens: NoKey[tuple[int, ...]] = ()  # a completion ends with the first of them
@@ -28,8 +28,8 @@ class Sampling(NamedTuple):
     # probability of the tokens that may be drawn, the likeliest first; below 1 samples are biased: needs accept_bias
     top_p: PositiveShare = 1.0
     top_k: Natural = 0  # likeliest tokens that may be drawn; 0: all
-    min_p: Share = 0.0  # least probability of a token, as a share of the likeliest one's
-    # of tokens that prompt or completion hold, as in transformers (arXiv 1909.05858); 1.0: none
+    min_p: Share = 0.0  # least probability of a token that may be drawn, as a share of the likeliest token's
+    # divides positive logits of tokens in prompt or completion, multiplies negative ones (arXiv 1909.05858); 1.0: none
     repetition_penalty: Annotated[float, Range(least=0.01, most=100)] = 1.0
     min_tokens: Natural = 0  # the fewest tokens that a completion may have
     # tokens of a completion after which open thinking is ended by force; 0: never
@@ -45,7 +45,7 @@ class Sampling(NamedTuple):
     # Pallas kernels prefill and decode: on, off, or auto: prefills on TPUs, decoding on those with two cores a chip
     kernels: Free[Annotated[str, OneOf(('auto', 'on', 'off'))]] = 'auto'
     lora: NoKey[LoraOptions] = OFF  # adapters of the parameters, which are merged into the weights
-    greedy: NoKey[int] = 0  # so many last rows of each group take the argmax of their logits, whatever the temperature
+    greedy: NoKey[int] = 0  # rows, the last of each group, that take the argmax of their logits at any temperature
 
     @classmethod
     def from_config(cls, section: Any, *, dtype: str, corrected: bool, lora: LoraOptions = OFF) -> 'Sampling':
@@ -96,7 +96,7 @@ class Sampling(NamedTuple):
 
     @property
     def read_strings(self) -> dict[str, tuple[str, ...]]:
-        """Strings by automaton: 'stop' strings end a completion, 'thinking' ends thinking, and 'opening' opens thinking."""
+        """Strings by automaton: 'stop' strings end a completion, 'thinking' ends thinking, 'opening' opens thinking."""
         strings = {'stop': self.stop_strings, 'thinking': (self.thinking_text,), 'opening': (self.thinking_start,)}
         return {name: texts for name, texts in strings.items() if any(texts)}
 

@@ -14,11 +14,11 @@ class BatchSize(NamedTuple):
 
     prompts: int  # in the prompt cache: one for each group or, after the batch has shrunk, one for each row
     rows: int
-    chunks: int  # a batch has the first so many of Schedule.chunks
+    chunks: int  # the batch has the first `chunks` of Schedule.chunks
 
 
 class ProgramKey(NamedTuple):
-    """Kind and sizes of a sampler program, which set it apart from others; the sizes are for one shard."""
+    """Kind and sizes of a sampler program, which identify the program; the sizes are for one shard."""
 
     kind: str  # of programs.PROGRAMS
     prompts: int = 0  # in the prompt cache that the program makes or reads
@@ -60,7 +60,7 @@ class Schedule(NamedTuple):
         return BatchSize(self.prompts, self.prompts * self.group, len(self.chunks))
 
     def bytes(self, prompts: int, rows: int, chunks: int) -> int:
-        """Bytes of a cache that holds so many prompts, and so many rows in the first `chunks` chunks."""
+        """Bytes of a cache with `prompts` prompts, and `rows` rows in the first `chunks` chunks."""
         return self.column_bytes * (prompts * self.prompt_columns + rows * sum(self.chunks[:chunks]))
 
     def copy_bytes(self, rows: int, chunks: int) -> int:
@@ -75,7 +75,7 @@ class Schedule(NamedTuple):
 
     @property
     def opening_bytes(self) -> int:
-        """Bytes of the batch of all rows as it opens: carried rows are prefilled in a chunk of their own beside it."""
+        """Bytes while the batch of all rows opens: the batch, and a second chunk where carried rows are prefilled."""
         return self.bytes(self.prompts, self.prompts * self.group, 1) + self.bytes(0, self.carried * self.group, 1)
 
     def fits(self, prompts: int, rows: int, chunks: int) -> bool:
@@ -95,7 +95,7 @@ class Schedule(NamedTuple):
         return BatchSize(fitting[-1], fitting[-1] * self.group, 1)
 
     def resumed_batches(self, chunks: int) -> list[BatchSize]:
-        """The batches that preempted rows may go on in with so many chunks, the largest first."""
+        """The batches of `chunks` chunks in which preempted rows may go on, the largest first."""
         sizes = (self.prompts * self.group, *self.rows)
         return [BatchSize(n, n, chunks) for n in sizes if self.fits(n, n, chunks)]
 
@@ -127,7 +127,7 @@ class Schedule(NamedTuple):
         return BatchSize(rows, rows, size.chunks)
 
     def wake_key(self, size: BatchSize) -> ProgramKey:
-        """The program that lets the paused rows of a batch of that size go on."""
+        """The program that lets a batch's paused rows go on; size: the batch's size."""
         return ProgramKey('wake', size.prompts, size.rows)
 
     def key(self, kind: str, size: BatchSize) -> ProgramKey:

@@ -128,7 +128,7 @@ def _ask(link, order):
 
 
 def serve_rollouts() -> None:
-    """Samples rollouts for the learner's side until that side ends; raises the error with which that side ends."""
+    """Samples rollouts for the learner's side until that side ends; raises the Stopped that ended it, if one did."""
     link: Any = transport.current()
     engines, lasting = [], None
     while True:

@@ -23,7 +23,7 @@ class Axes(NamedTuple):
     fsdp: Count = 1  # devices that share the rows, each with a part of the weights; 1: not cut
     context: Count = 1  # devices that share the columns of a row; 1: not cut
     tensor: Count = 1  # devices that share the heads and the width of the mlp; 1: not cut
-    # devices beside these on which the sampler has a mesh of its own; 0: it takes turns with the learner on this one
+    # devices beside these on which the sampler has a mesh of its own; 0: it takes turns with the learner on one mesh
     sampler: Natural = 0
     # how weights reach a sampler whose devices belong to other processes: files, in the workdir, for any sizes;
     # devices, from device to device, for equal halves
@@ -36,7 +36,7 @@ BATCH_AXES = ('data', 'fsdp')  # split the learner's rows, whose columns context
 
 
 def check(section: Any) -> None:
-    """Raises BadInput when config.mesh has a key that Axes lacks, or a value that the field does not allow."""
+    """Raises BadInput when config.mesh has a key that Axes lacks, or a value out of its field's range."""
     ranges.check_value('mesh', section, Mapping)
     ranges.checked(Axes, Axes()._asdict() | dict(section.items()), 'mesh')
 
@@ -86,7 +86,7 @@ def choose(
     """The mesh for a config.mesh whose data is 0, as {axis: size}: the first of list_meshes that fits.
 
     counts: numbers of devices, the best first. fits({axis: size}): whether a mesh divides model and batch. Where no
-    mesh fits, the first of all is returned, which later checks refuse in a message that says what to change.
+    mesh fits, the first of all is returned, and later checks refuse it with a remedy.
     """
     candidates = [sizes for count in counts for sizes in list_meshes(section, model_config, count, slices)]
     return next(filter(fits, candidates), candidates[0] if candidates else sizes_of(section))

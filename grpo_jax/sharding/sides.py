@@ -27,8 +27,8 @@ ADDRESS = processes.TRANSFERS[0].upper()  # variable with the place where a CPU 
 class Sides:
     """The learner's mesh and the sampler's, which share no device.
 
-    Programs of the sampler's mesh are dispatched by one thread at a time: two that talk across its devices must come in
-    one order on all of them.
+    Programs of the sampler's mesh are dispatched by one thread at a time, since programs that communicate between
+    devices must run in one order on all devices.
     """
 
     def __init__(self, learner: Mesh, sampler: Mesh):
@@ -37,7 +37,7 @@ class Sides:
         self.remote = not meshes.is_here(sampler)
         self._lasting: Any = None  # what move_once has moved
         self.crossed = False  # whether the frozen weights have gone to a remote side
-        # starts a function on the sampler's thread, which comes with the first; a RemoteEngine puts its Link's here
+        # starts a function on the sampler's thread, which begins with the first call; a RemoteEngine sets Link.start
         self.submit: Callable[..., Any] = concurrent.futures.ThreadPoolExecutor(1, 'sampler').submit
         self._sampling, self._counting = threading.Lock(), threading.Lock()
         self._busy, self._began, self._read = 0.0, 0.0, time.monotonic()  # began: 0 while nothing is sampled
