@@ -283,7 +283,7 @@ def grpo_lambda(
     mask: Bool[np.ndarray, 'P G C'],
     *,
     efficient_share: Share = 0.2,  # of groups, the best ones, in which long answers earn less
-    efficient_alpha: Share = 0.2,  # most that a right completion loses there of its reward, 1
+    efficient_alpha: Share = 0.2,  # most of its reward, 1, that a right completion of them loses
     std_ddof: Ddof = 1,
     std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G']:

@@ -105,7 +105,7 @@ def check(algorithm: 'Algorithm') -> None:
     late = {*pieces.reads(algorithm.correction)} - {*READABLE['selection']}
     if algorithm.denominator == 'selected' and late:
         correction = pieces.name_of(algorithm.correction)
-        remedy = f'correction {correction} reads {min(late)}, which comes after the denominators; use all'
+        remedy = f'correction {correction} reads {min(late)}, which comes after denominators are computed; use all'
         raise BadInput('algorithm.denominator', 'selected', remedy)
     if algorithm.baselines and algorithm.dead_groups == 'replay':
         raise BadInput(

@@ -222,9 +222,9 @@ class Engine:
         that it would have got without the pause. New tokens carry version `step`. Other arguments are as in `sample`,
         but `finished` is called for rows that had ended before too, and not for rows that pause.
 
-        until: an int or i32[B], the most tokens that a row gets; None: to the end. Or a function enough(ended bool[B]),
-            for a schedule with carried rows (only each shard's first prompts may have tokens): all unfinished
-            rows get CUT more tokens at a time, until enough returns True.
+        until: an int or i32[B], the most new tokens of a row; None: to the end. Or a function enough(ended bool[B]),
+            for a schedule with carried rows (only each shard's first prompts may have tokens): all unfinished rows get
+            CUT more tokens at a time, until enough returns True.
         """
         sent, earlier = self.send(params).policy, int(processes.fetch(rollout.completion_mask).sum())
         enough: Any = until if callable(until) else None

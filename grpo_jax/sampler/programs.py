@@ -550,6 +550,7 @@ class SamplerPrograms:
         return compiled.Executable(functools.partial(self.trace, key), name=f"the sampler's program {key}")
 
     def _call(self, key, *inputs):
+        """Calls the program of a key, whose Executable is made at the first call."""
         if key not in self._executables:
             self._executables[key] = self._make(key)
         return self._executables[key](*inputs)
@@ -590,7 +591,7 @@ class SamplerPrograms:
     def resume_state(self, rollout: Any, prompts: Any, seed: Any, limit: Any) -> state.RolloutState:
         """The RolloutState that goes on where a Rollout paused.
 
-        seed: the key of its noise; limit: an int or i32[B], the most tokens that a row gets; None: to the end.
+        seed: the key of its noise; limit: an int or i32[B], the most new tokens of a row; None: to the end.
         """
         prompts, limits = self._complete(prompts, limit)
         return self._call(schedule.RESUMED_STATE, rollout, prompts, seed, limits, self.tables)

@@ -90,7 +90,7 @@ class Schedule(NamedTuple):
         fitting = [n for n in range(1, self.prompts + 1) if self.prompts % n == 0 and self.fits(n, n * self.group, 1)]
         if not fitting or not self.fits(1, 1, len(self.chunks)):
             least = max(self.peak_bytes(1, self.group, 1), self.peak_bytes(1, 1, len(self.chunks)))
-            remedy = f'holds not even one group; at least {least / 2**30:.3g} are needed'
+            remedy = f'holds not even one group; at least {least / 2**30:.3g} GiB are needed'
             raise BadInput('rollout.cache_gib', self.budget / 2**30, remedy)
         return BatchSize(fitting[-1], fitting[-1] * self.group, 1)
 

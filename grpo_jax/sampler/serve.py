@@ -42,7 +42,7 @@ class RemoteEngine:
     def compile(self) -> 'RemoteEngine':
         """Returns itself, since the other processes are compiling already. Raises BadInput outside of a training."""
         if self._link is None:
-            count, remedy = self.mesh.size, 'has devices of other processes, which serve a training alone; use 0'
+            count, remedy = self.mesh.size, 'has devices of other processes, which sample only for a training; use 0'
             raise BadInput('mesh.sampler', count, remedy)
         return self
 

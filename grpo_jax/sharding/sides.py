@@ -85,13 +85,13 @@ class Sides:
 
         def run():
             # else small arrays, like keys, would be made on the learner's first device, behind what it has to do
-            with jax.default_device(self._aside):
+            with jax.default_device(self._idle_device):
                 return function(*arguments)
 
         return self.submit(run)
 
     @property
-    def _aside(self):
+    def _idle_device(self):
         """A device that is not busy with the learner's programs; None where there is none."""
         with contextlib.suppress(RuntimeError):  # this process has no CPU
             return jax.local_devices(backend='cpu')[-1] if self.remote else self.sampler.devices.flat[0]
@@ -108,7 +108,7 @@ def make_sides(section: Any, learner: Mesh, devices: Sequence[Any]) -> Sides | N
     if not count:
         return None
     if learner.size + count > len(devices):
-        remedy = f'is beside the {learner.size} of the other axes, and {len(devices)} devices are here; lower one'
+        remedy = f'is beside the {learner.size} of the other axes, but only {len(devices)} devices are here; lower one'
         raise BadInput('mesh.sampler', count, remedy)
     owners, own = split_processes(devices, count)
     if len(owners | own) > 1:
