@@ -179,7 +179,7 @@ class Algorithm(NamedTuple):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether a teacher's logprobs of the rollout are read."""
+        """Whether the advantage or the loss reads a teacher's logprobs of the rollout."""
         return self.teacher_coef > 0 or 'teacher_kl' in self.reads or 'teacher_logprobs' in self.advantage_reads
 
     def needed_logprobs(self, updates: int) -> set[str]:

@@ -45,7 +45,7 @@ def icepop(
 def truncated_product(
     log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, rho_max: Positive = 2.0
 ) -> Float[Array, 'B C']:
-    """min(product of rho, rho_max), on each of a row's tokens."""
+    """min(product of rho over a row, rho_max), on each token of the row."""
     product = reductions.clamped_exp(reductions.row_sum(log_rho, mask))
     return jnp.broadcast_to(jnp.minimum(product, rho_max), mask.shape)
 

@@ -26,7 +26,7 @@ def k1(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Floa
 
 
 def absolute(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
-    """|logprobs - ref|."""
+    """|logprobs - ref|, with derivative 0 where the two are equal."""
     return reductions.absolute(_difference(logprobs, ref_logprobs))
 
 

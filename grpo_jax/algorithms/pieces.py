@@ -148,7 +148,7 @@ def list_pieces(module: ModuleType) -> dict[str, Callable]:
 
 
 def reads(piece: Callable) -> list[str]:
-    """The names of the data that a piece reads, in order."""
+    """The names of the data that a piece reads, in the order of its parameters."""
     return [name for name, p in _parameters(piece).items() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 

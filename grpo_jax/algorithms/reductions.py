@@ -18,7 +18,7 @@ def clamp(difference: Float[Array, '...'], most: float = MAX_LOG_RATIO) -> Float
 
 
 def clamped_exp(log_ratio: Float[Array, '...'], most: float = MAX_LOG_RATIO) -> Float[Array, '...']:
-    """exp of the clamped log ratio."""
+    """exp of the log ratio, which is clamped to between -most and most; a clamped element has no gradient."""
     return jnp.exp(clamp(log_ratio, most))
 
 

@@ -13,7 +13,7 @@ from grpo_jax.types import Array
 
 
 def all_tokens(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """1 for every token."""
+    """1 for every token: the policy loss leaves out none."""
     return jnp.ones(mask.shape, jnp.float32)
 
 

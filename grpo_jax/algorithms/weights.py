@@ -36,7 +36,7 @@ def constant(
     *,
     loss_denominator: Annotated[float, Range(least=1e-6, most=1e12)] = 1024.0,  # what the sum over tokens is divided by
 ) -> Float[Array, 'B C']:
-    """Weights of the sum over all tokens / loss_denominator."""
+    """Weights of the sum over all tokens, divided by loss_denominator whatever the number of tokens."""
     return mask / loss_denominator
 
 

@@ -87,7 +87,7 @@ class Learning(NamedTuple):
 
     @property
     def updates(self) -> int:
-        """Optimizer updates on one rollout."""
+        """The number of optimizer updates on one rollout: epochs times minibatches."""
         return self.epochs * self.minibatches
 
     @property
@@ -141,7 +141,7 @@ class Optimization(NamedTuple):
 
 
 class Optimizers(NamedTuple):
-    """The optimizers of a run."""
+    """The optimizers of a run's policy and critic."""
 
     policy: optax.GradientTransformation
     critic: optax.GradientTransformation | None = None

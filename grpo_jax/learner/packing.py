@@ -30,7 +30,7 @@ LONGER = 1.5  # how many times the least length a row may have, if all rows toge
 
 
 class PackSizes(NamedTuple):
-    """The sizes of packed rows."""
+    """The sizes of packed rows, and of the prompts and groups that are packed into them."""
 
     rows: int  # of a microbatch, on all devices
     columns: int

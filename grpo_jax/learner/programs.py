@@ -46,7 +46,7 @@ class Initial(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The update of the policy."""
+    """The program that updates the policy, as a function of whole TrainStates."""
 
     program: Executable  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
 
@@ -84,7 +84,7 @@ class Learner(NamedTuple):
 
     @property
     def programs(self) -> dict[str, Executable]:
-        """The programs by name that every step runs."""
+        """The learner's Executables that every step runs, by name."""
         programs = {'logprobs': self.scorer} if self.scorer_fields else {}
         if self.values is not None:
             programs['values'] = self.values
@@ -364,7 +364,7 @@ def _abstract_experience(spec, mesh, shapes, logprob_fields):
 
 
 def _packed_shardings(mesh):
-    """PackedCells with the sharding of each of its arrays."""
+    """The shardings of PackedCells: cells are cut over the rows and columns of packed rows, counts are not cut."""
     cells = NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, 'context'))
     return packing.PackedCells(cells, specs.replicated(mesh))
 

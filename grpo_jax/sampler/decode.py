@@ -16,7 +16,7 @@ from grpo_jax.types import Array
 
 
 class Report(NamedTuple):
-    """Numbers that the host reads after a segment."""
+    """Numbers that the host reads after a segment: what the segment did, and what remains of the rollout."""
 
     live: Int[Array, '']  # rows of the batch that still decode
     steps: Int[Array, '']  # decode steps of the segment
@@ -69,7 +69,7 @@ def decode_segment(
 
 
 class _Choice(NamedTuple):
-    """What a row's tokens depend on besides the model."""
+    """What the choice of a row's tokens depends on besides the model: noise, given tokens, greediness."""
 
     keys: Key[Array, ' B']
     given_tokens: Int[Array, 'B C']

@@ -72,7 +72,7 @@ class Stats:
 
     @property
     def utilisation(self) -> float:
-        """Share of decoded slots that yielded a token."""
+        """The share of slots (rows of decode steps, live or not) that yielded a token: tokens / slot_steps."""
         return self.tokens / max(self.slot_steps, 1)
 
 

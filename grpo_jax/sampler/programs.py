@@ -163,17 +163,17 @@ class SamplerSpec:
 
     @property
     def abstract_params(self) -> Any:
-        """Abstract parameters of the policy, with its adapters."""
+        """The policy's parameters and adapters as abstract arrays: shapes, dtypes and shardings."""
         return abstract_policy(self.model_config, self.sampling.lora, self.sampling.dtype, self.mesh)
 
     @functools.cached_property
     def abstract_weights(self) -> Any:
-        """Abstract weights as the sampler reads them."""
+        """The sampler's weights as abstract arrays."""
         return self._abstract_results(schedule.WEIGHTS)
 
     @functools.cached_property
     def abstract_state(self) -> state.RolloutState:
-        """An abstract RolloutState."""
+        """A RolloutState of abstract arrays."""
         return self._abstract_results(schedule.STATE)
 
     def abstract_batch(self, key: ProgramKey) -> state.DecodeBatch:
@@ -204,13 +204,13 @@ class SamplerSpec:
         return compiled.with_shardings(batch, jax.tree.map(self.sharding, batch))
 
     def _abstract_results(self, key):
-        """The abstract results of a program."""
+        """The results of a key's program as abstract arrays with shardings."""
         kind = PROGRAMS[key.kind]
         results = jax.eval_shape(functools.partial(kind.function, self, key), *kind.abstract_inputs(self, key))
         return compiled.with_shardings(results, self.shardings(key, results))
 
     def shardings(self, key: ProgramKey, results: Any) -> Any:
-        """A NamedSharding for each result of a program."""
+        """A NamedSharding for each result of a key's program."""
         shardings = PROGRAMS[key.kind].shardings
         return shardings(self) if shardings else jax.tree.map(self.sharding, results)
 
@@ -319,13 +319,13 @@ def _convert_weights(spec, key, params):
 
 
 def _adapters_shardings(spec):
-    """The shardings of adapters that cross to the sampler's side."""
+    """The shardings of adapters on the sampler's mesh: not cut along fsdp."""
     trained, _ = lora.split(lora.policy_table(spec.model_config, spec.sampling.lora))
     return specs.sampler_params(trained, spec.mesh)
 
 
 def _weights_shardings(spec):
-    """The shardings of the sampler's weights."""
+    """The shardings of the sampler's weights, for matrices in int8 and layers one by one where the spec has them."""
     table = transformer.param_table(spec.model_config)
     shardings = specs.sampler_params(table, spec.mesh)
     if spec.weights_dtype == jnp.int8:
@@ -404,7 +404,7 @@ def _wake_rows(spec, key, batch, rollout_state, tokens):
 @_reporting
 @_per_shard((SAME, BATCH, ROWS, SAME, SAME), (BATCH, ROWS, ROWS))
 def _decode_segment(spec, key, weights, batch, rollout_state, tables, step):
-    """(DecodeBatch, RolloutState, Report) after a segment."""
+    """Decodes a segment on each shard (decode.decode_segment); returns (DecodeBatch, RolloutState, Report)."""
     steps, batch = spec.schedule.segment, _take_shard(batch)
     return decode.decode_segment(weights, batch, rollout_state, tables, step, spec.model_config, spec.sampling, steps)
 
@@ -428,7 +428,7 @@ def _gather_rows(spec, key, chunk, order):
 
 
 def _finish(spec, key, rollout_state):
-    """The Rollout of a RolloutState."""
+    """The Rollout that a RolloutState has come to, by state.finish."""
     return state.finish(rollout_state, spec.sampling.pad_token)
 
 
@@ -451,7 +451,7 @@ class ProgramKind(NamedTuple):
     shardings: Callable | None = None  # SamplerSpec -> shardings of the results; None: by SamplerSpec.sharding
 
     def abstract_inputs(self, spec: SamplerSpec, key: ProgramKey) -> list:
-        """The abstract inputs of a program."""
+        """The inputs of a key's program as abstract arrays."""
         return [INPUTS[name](spec, key) for name in self.inputs]
 
 
@@ -517,7 +517,7 @@ class SamplerPrograms:
 
     @functools.cached_property
     def tables(self) -> dict[str, Any]:
-        """The automata on every device."""
+        """The automata's tables by name, a copy on every device."""
         everywhere = specs.replicated(self.spec.mesh)
         return {name: processes.put(table, everywhere) for name, table in self._automata.items()}
 
@@ -528,7 +528,7 @@ class SamplerPrograms:
 
     @property
     def hash(self) -> str:
-        """One hash of all programs."""
+        """One hash of all programs, equal for samplers with equal programs."""
         executables = sorted((str(key), executable.hash) for key, executable in self._executables.items())
         return compiled.short_hash(' '.join(f'{name} {digest}' for name, digest in executables))
 
@@ -629,7 +629,7 @@ class SamplerPrograms:
         return bare.replace(cache=whole), rollout_state, report
 
     def decode_segment(self, weights: Any, batch: Any, rollout_state: Any, step: Any, size: BatchSize) -> Any:
-        """(DecodeBatch, RolloutState, Report) after a segment; step is the version of the weights."""
+        """Decodes a segment; returns (DecodeBatch, RolloutState, Report). step: the version of the weights."""
         key = self.spec.schedule.key('decode', size)
         return self._call(key, weights, batch, rollout_state, self.tables, np.int32(step))
 
@@ -649,7 +649,7 @@ class SamplerPrograms:
         return bare.replace(cache=bare.cache.replace(prompt=gathered[0], chunks=tuple(gathered[1:])))
 
     def finish(self, rollout_state: state.RolloutState) -> Any:
-        """The Rollout of a RolloutState."""
+        """The Rollout that a RolloutState has come to, by state.finish."""
         return self._call(schedule.FINISH, rollout_state)
 
     def fetch_ended(self, rollout_state: state.RolloutState) -> np.ndarray:

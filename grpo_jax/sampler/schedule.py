@@ -10,7 +10,7 @@ from grpo_jax.errors import BadInput
 
 
 class BatchSize(NamedTuple):
-    """The size of a DecodeBatch."""
+    """The size of a DecodeBatch on one shard."""
 
     prompts: int  # in the prompt cache: one for each group or, after the batch has shrunk, one for each row
     rows: int
@@ -79,7 +79,7 @@ class Schedule(NamedTuple):
         return self.bytes(self.prompts, self.prompts * self.group, 1) + self.bytes(0, self.carried * self.group, 1)
 
     def fits(self, prompts: int, rows: int, chunks: int) -> bool:
-        """Whether a cache stays within the budget, also while it shrinks."""
+        """Whether a cache of this size stays within the budget, also while the cache shrinks."""
         return not self.budget or self.peak_bytes(prompts, rows, chunks) <= self.budget
 
     def fresh_batch(self) -> BatchSize:

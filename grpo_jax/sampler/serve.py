@@ -56,11 +56,11 @@ class RemoteEngine:
         return tree
 
     def __call__(self, *arguments: Any, **options: Any) -> Rollout:
-        """As Engine.__call__."""
+        """As Engine.__call__: samples, and returns the Rollout alone, as host arrays."""
         return self.sample(*arguments, **options)[0]
 
     def sample(self, params: Any, prompts: Any, key: Any, step: Any, **options: Any) -> tuple[Rollout, Stats]:
-        """As Engine.sample; returns host arrays."""
+        """As Engine.sample, on the devices of the other processes; returns host arrays."""
         return self._request('sample', params, (prompts,), key, step, **options)
 
     def go_on(
@@ -104,7 +104,7 @@ class RemoteEngine:
 
 
 class Request(NamedTuple):
-    """A rollout that the learner's side asks for."""
+    """A rollout that the learner's side asks for, in the form that is sent to the sampler's processes."""
 
     number: int  # of the engine
     method: str  # of the engine: sample or go_on

@@ -28,7 +28,7 @@ PREFILL_TOKENS = 8192  # at most, in one pass through the model; bounds the acti
 
 
 class CacheFormat(NamedTuple):
-    """How keys and values are stored."""
+    """How keys and values are stored in a cache."""
 
     block: int  # columns that are read at once
     dtype: Any  # of computation, or int8
@@ -69,13 +69,13 @@ class RolloutState(Pytree):
 
     @property
     def unfinished(self) -> Bool[Array, ' N']:
-        """Rows that have met neither a stop nor their limit."""
+        """Which rows have met neither a stop nor their limit."""
         return ~self.done & (self.count < self.limit)
 
 
 @pytree
 class DecodeBatch(Pytree):
-    """B rows that are decoded together."""
+    """B rows that are decoded together: their keys and values, and what each row needs to go on."""
 
     cache: kv_cache.KVCache
     rows: Int[Array, ' B']  # numbers of the rows in the RolloutState

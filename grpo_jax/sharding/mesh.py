@@ -42,7 +42,7 @@ def check(section: Any) -> None:
 
 
 def devices_here() -> Sequence[Any]:
-    """The devices of all processes, over which a mesh is chosen."""
+    """The devices of all processes of the job, over which a mesh is chosen."""
     return jax.devices()
 
 
