@@ -27,7 +27,8 @@ def compute_advantages(
     """Computes, on the host, the advantages of completions: f32[P * G, 1], or f32[P * G, C] if they differ by token.
 
     rewards: [P, G]; or [B] with group_ids i32[B], where groups may differ in size and rows come in any order. Then the
-        arrays in data have [B] in place of [P, G], and advantages have the rows' order. Not finite: unscorable.
+        arrays in data have [B] in place of [P, G], and advantages have the rows' order. A completion is unscorable if
+        its reward is not finite.
     kl_coef: weight of a KL that is subtracted from rewards or advantages; None: algorithm.kl_coef.
     data: arrays by name, with axes [P, G]: what the estimator, algorithm.advantage, reads (see algorithms.advantages);
         mask and kl f64[P, G, C], if the KL is in the reward; mask, teacher_logprobs and old_logprobs with teacher_coef.

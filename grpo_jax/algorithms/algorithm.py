@@ -53,8 +53,8 @@ class Algorithm(NamedTuple):
     lists the data that its pieces may read.
     """
 
-    advantage: Fixed[Callable] = advantages.group_norm  # worth of completions beside others: f64[P, G] or f64[P, G, C]
-    ratio: Fixed[Callable] = ratios.token  # of the policy to ratio_base, by token or by row: f32[B, C]
+    advantage: Fixed[Callable] = advantages.group_norm  # worth of a completion among others: f64[P, G] or f64[P, G, C]
+    ratio: Fixed[Callable] = ratios.token  # the policy's probability over ratio_base's, by token or by row: f32[B, C]
     surrogate: Fixed[Callable] = surrogates.clip  # the policy loss of a token, with its trust region: f32[B, C]
     weights: Fixed[Callable] = weights.sequence_mean  # how the losses of tokens add up: f32[B, C]
     kl: Fixed[Callable] = kl.none  # estimator of the KL to the reference, weighted by kl_coef: f32[B, C]
@@ -67,7 +67,7 @@ class Algorithm(NamedTuple):
     regularizers: Fixed[tuple[Callable, ...]] = ()  # further terms of the loss: f32[B, C] each, added
     # factors of the surrogate, against logprobs of the sampler that differ from the learner's: f32[B, C]
     correction: Fixed[Callable] = corrections.none
-    selection: Fixed[Callable] = selections.all_tokens  # tokens that the surrogate is for: f32[B, C], 1 or 0
+    selection: Fixed[Callable] = selections.all_tokens  # tokens on which the surrogate acts: f32[B, C], 1 or 0
     ratio_base: Fixed[str] = 'old'  # logprobs that the ratio is taken to: old, or sampler (then without a correction)
     # tokens that the weights count: all, or selected (and corrected to above 0)
     denominator: Fixed[str] = 'all'
@@ -80,8 +80,8 @@ class Algorithm(NamedTuple):
     critic_warmup: Annotated[Natural, VALUED] = 0  # steps at the start in which the critic learns alone
     # how far a critic's value may move in a step without more loss; 0: any
     value_clip: Annotated[NotNegative, VALUED] = 0.2
-    # of advantages moving_mean, prompt_moving_mean: what a reward counts beside the next one; 1: the mean of all; 0:
-    # the newest alone
+    # of advantages moving_mean, prompt_moving_mean: weight of a reward relative to the next one; 1: the mean of all
+    # rewards; 0: the newest alone
     baseline_decay: Annotated[Share, AVERAGED] = 0.9
     advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
     teacher_coef: Coefficient = 0.0  # weight of the teacher's logprob less the policy's in a token's advantage
@@ -89,7 +89,7 @@ class Algorithm(NamedTuple):
     teacher_top_k: Annotated[Natural, _regularized('teacher_kl')] = 0
     # share of tokens on which clip_cov and kl_cov act
     covariance_share: Annotated[PositiveShare, _regularized('top_covariance', 'covariance')] = 2e-4
-    # of regularizer entropy_bonus; below 0 it pays for a narrow distribution
+    # weight of regularizer entropy_bonus; below 0 it pays for a narrow distribution
     entropy_coef: Annotated[float, Range(least=-1e6, most=1e6), _regularized('entropy_coef')] = 0.0
     entropy_target: Annotated[float, Range(least=0, most=100)] = 0.0  # nats that entropy_coef adapts to; 0: constant
     # change of entropy_coef a step

@@ -31,10 +31,10 @@ PROPERTIES = {
     'unrewarded': False,  # an advantage is the same whatever the reward, also for an unscorable completion
     'over_batch': False,  # an advantage normalizes over the groups of a batch
     'nonnegative': False,  # an advantage needs outcomes of at least 0
-    'bounded': False,  # a surrogate stops the policy far from the base of the ratio
+    'bounded': False,  # a surrogate keeps the policy near the ratio's base
     'row_mean': False,  # a ratio is exp of a row's mean; at ratio 1 its gradient equals the gradient of ratio token
     'bounds': None,  # what a correction bounds: 'token', a token's rho; 'row', a row's product; 'one': it is 1 or 0
-    'margin': None,  # of a surrogate of pairs: a function of data -> f32[B], by how much each row's pair is told apart
+    'margin': None,  # of a surrogate of pairs: a function of data that returns each row's pair margin, f32[B]
     'near_one': False,  # a ratio lies within some 1e-3 of 1
     'suits_weights': None,  # the weights that a ratio of whole rows is meant for
     'clamped_at': math.inf,  # value above which a KL estimator is clamped

@@ -42,7 +42,7 @@ def advance(tables: Tables, states: States, token: Int[Array, ' B'], valid: Bool
 
 
 def is_met(tables: Tables, states: States, name: str) -> Bool[Array, ' B']:
-    """bool[B]: whether the automaton `name` has just met one of its strings, and so is in its last state."""
+    """bool[B]: whether the automaton `name` is in its last state, since it has met one of its strings."""
     return states[name] == tables[name].shape[0] - 1
 
 
