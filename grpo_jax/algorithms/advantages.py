@@ -214,7 +214,7 @@ def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: Eps = 1e-6) -> Float[np
 
 @pieces.properties(by_token=False)
 def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> Float[np.ndarray, 'P G']:
-    """r minus the group's mean reward, weighted by the numbers of sampled tokens: OPO (arXiv 2505.23585)."""
+    """r minus the group's mean reward, a mean weighted by lengths in sampled tokens: OPO (arXiv 2505.23585)."""
     lengths = mask.sum(-1) * np.isfinite(rewards)
     mean = np.nansum(rewards * lengths, 1, keepdims=True) / np.maximum(lengths.sum(1, keepdims=True), 1)
     return group_math.centre(rewards, mean)
@@ -283,7 +283,7 @@ def grpo_lambda(
     mask: Bool[np.ndarray, 'P G C'],
     *,
     efficient_share: Share = 0.2,  # of groups, the best ones, in which long answers earn less
-    efficient_alpha: Share = 0.2,  # most of its reward, 1, that a right completion of them loses
+    efficient_alpha: Share = 0.2,  # largest part of its reward of 1 that a right answer in a best group loses
     std_ddof: Ddof = 1,
     std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G']:

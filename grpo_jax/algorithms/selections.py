@@ -21,7 +21,7 @@ def high_entropy(
     old_entropy: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
     *,
-    entropy_share: PositiveShare = 0.2,  # share of tokens that count, from the highest entropy
+    entropy_share: PositiveShare = 0.2,  # share of tokens that count: the tokens of highest entropy
 ) -> Float[Array, 'B C']:
     """1 for the entropy_share of tokens with the highest entropy in the minibatch, else 0 (arXiv 2506.01939, eq. 5).
 

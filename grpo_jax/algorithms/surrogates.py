@@ -91,8 +91,8 @@ def dppo_tv(
     logprobs: Float[Array, 'B C'],
     base_logprobs: Float[Array, 'B C'],
     *,
-    dppo_low: Positive = 0.2,  # how far a token's probability may fall; if further, A < 0 has no gradient
-    dppo_high: Positive = 0.2,  # how far a token's probability may rise; if further, A > 0 has no gradient
+    dppo_low: Positive = 0.2,  # how far a token's probability may fall; beyond, a token with A < 0 has no gradient
+    dppo_high: Positive = 0.2,  # how far a token's probability may rise; beyond, a token with A > 0 has no gradient
 ) -> Float[Array, 'B C']:
     """-A x, or 0 where the token's probability has moved too far the way A pushes: DPPO (arXiv 2602.04879), TV form.
 

@@ -69,7 +69,7 @@ def decode_segment(
 
 
 class _Choice(NamedTuple):
-    """What the choice of a row's tokens depends on besides the model: noise, given tokens, greediness."""
+    """What the choice of a row's tokens depends on besides the model: noise, given tokens, greedy or not."""
 
     keys: Key[Array, ' B']
     given_tokens: Int[Array, 'B C']

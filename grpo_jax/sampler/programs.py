@@ -591,7 +591,7 @@ class SamplerPrograms:
     def resume_state(self, rollout: Any, prompts: Any, seed: Any, limit: Any) -> state.RolloutState:
         """The RolloutState that goes on where a Rollout paused.
 
-        seed: the key of its noise; limit: an int or i32[B], the most new tokens of a row; None: to the end.
+        seed: the key of the sampling noise; limit: an int or i32[B], the most new tokens of a row; None: to the end.
         """
         prompts, limits = self._complete(prompts, limit)
         return self._call(schedule.RESUMED_STATE, rollout, prompts, seed, limits, self.tables)
