@@ -116,7 +116,7 @@ class RolloutOptions(NamedTuple):
 
 
 def _check_bias(section, corrected):
-    """Raises BadInput if options bias the sampled distribution, unless accept_bias or, for dtypes, a correction allows it."""
+    """Raises BadInput if options bias what is sampled, unless accept_bias or, for dtypes, a correction permits it."""
     neutral_values = {'top_p': 1.0, 'top_k': 0, 'min_p': 0.0, 'repetition_penalty': 1.0, 'min_tokens': 0}
     for name, neutral in (neutral_values | {'cache_dtype': '', 'weights_dtype': ''}).items():
         # the logprobs of a quantized sampler are its own, so a correction knows the difference
