@@ -24,22 +24,23 @@ def compute_advantages(
     group_ids: ArrayLike | None = None,
     **data: Any,
 ) -> Float32[np.ndarray, 'B columns']:
-    """Advantages f32[P * G, 1], or f32[P * G, C] if they differ by token, on the host.
+    """Computes, on the host, the advantages of completions: f32[P * G, 1], or f32[P * G, C] if they differ by token.
 
-    rewards: [P, G]; or [B] with group_ids i32[B], where groups may differ in size and rows come in any order. Then
-        data has [B] in place of [P, G], and rows are returned in the order of the rewards. Not finite: unscorable.
-    kl_coef: of a KL in the reward; None: the algorithm's.
-    data: arrays by name, with axes [P, G]: what the estimator reads (see algorithms.advantages); mask, and kl
-        f64[P, G, C], if the KL is in the reward; mask, teacher_logprobs and old_logprobs if there is a teacher_coef.
+    rewards: [P, G]; or [B] with group_ids i32[B], where groups may differ in size and rows come in any order. Then the
+        arrays in data have [B] in place of [P, G], and advantages have the rows' order. A completion is unscorable if
+        its reward is not finite.
+    kl_coef: weight of a KL that is subtracted from rewards or advantages; None: algorithm.kl_coef.
+    data: arrays by name, with axes [P, G]: what the estimator, algorithm.advantage, reads (see algorithms.advantages);
+        mask and kl f64[P, G, C], if the KL is in the reward; mask, teacher_logprobs and old_logprobs with teacher_coef.
         Without group_ids, a function without arguments may stand for an array. `correct` defaults to the rewards, and
         dead bool[P] to what group_math.judge_groups finds by the algorithm's gate.
 
-    Unscorable completions get exactly 0 from the estimator, unless it is `unrewarded`, and no KL. So do dead groups, if
-    the estimator compares the outcomes of a group, but a KL that is subtracted acts there. A teacher's gain acts
-    everywhere. dead_groups 'reweight' multiplies the estimator's advantages by the number of completions over the
-    number in groups that are not dead; advantage_clip bounds the sum. Raises BadInput for rewards that the algorithm
-    cannot use, and for an estimator that returns columns though it is not by token; TypeError where data lacks an
-    array.
+    The estimator's advantage of an unscorable completion becomes exactly 0, unless the estimator is `unrewarded`, and
+    no KL is subtracted there. In dead groups the estimator's advantage becomes 0 too, if the estimator compares the
+    outcomes of a group, but a KL is subtracted there. The teacher's gain is added everywhere. dead_groups 'reweight'
+    multiplies the estimator's advantages by the number of completions over the number in groups that are not dead.
+    advantage_clip bounds the absolute sum. Raises BadInput for rewards that the algorithm cannot use, and for a piece
+    that returns columns though it is not by token; TypeError where data lacks an array.
     """
     rewards = np.asarray(rewards, np.float64)
     if group_ids is not None:
@@ -108,9 +109,9 @@ def _completion_mask(given):
 
 
 def token_rewards(algorithm, rewards, kl_coef, inputs):
-    """f64[P, G, C]: the reward at a completion's last sampled token, 0 elsewhere, and 0 for one that is not finite.
+    """Rewards by token, f64[P, G, C]: a completion's reward at its last sampled token, and 0 at all other tokens.
 
-    With kl_placement reward_token, kl_coef times each token's KL is subtracted.
+    A reward that is not finite counts as 0. With kl_placement reward_token, each token's KL times kl_coef is taken off.
     """
 
     def at_last_token(mask):
@@ -129,7 +130,7 @@ def _token_kl(mask, kl):
 
 
 def _teacher_gain(mask, teacher_logprobs, old_logprobs):
-    """f64[P, G, C]: how much likelier the teacher finds a token than the policy did, in nats."""
+    """teacher_logprobs - old_logprobs in nats, f64[P, G, C], 0 where masked: what the teacher favours is above 0."""
     return np.where(mask, np.asarray(teacher_logprobs, np.float64) - old_logprobs, 0.0)
 
 
@@ -139,7 +140,10 @@ def _summed_kl(mask, kl):
 
 
 def _to_columns(piece, advantages, inputs):
-    """Advantages as [P, G, 1], or [P, G, C] if the piece is by token; raises BadInput if it returns columns unasked."""
+    """The advantages as [P, G, 1], or [P, G, C] if the piece is by token.
+
+    Raises BadInput if a piece that is not by token returned a number for each token.
+    """
     advantages = advantages.reshape(*inputs['rewards'].shape, -1)
     if pieces.is_by_token(piece):
         shapes = (inputs[name].shape for name in pieces.reads(piece) if name in pieces.BY_TOKEN)
@@ -154,7 +158,7 @@ def _to_columns(piece, advantages, inputs):
 
 
 def _compute_for_unequal_groups(algorithm, rewards, group_ids, kl_coef, data):
-    """compute_advantages of rows [B] in any order: groups are padded to one size with unscorable completions."""
+    """compute_advantages for rows [B] in any order, where groups are padded to one size with unscorable completions."""
     grouping = Grouping.by_ids(group_ids)
     grouped: dict[str, Any] = {'sizes': grouping.sizes}
     grouped |= {

@@ -1,4 +1,4 @@
-"""Advantages f64[P, G], or f64[P, G, C] by token, on the host in float64.
+"""Estimators of advantages: each returns f64[P, G], or f64[P, G, C] by token, on the host in float64.
 
 What an estimator may read: rewards f64[P, G]; correct f64[P, G], what the verifier says (1 right, 0 wrong, NaN: it
 cannot tell); mask bool[P, G, C], the sampled tokens; completion_mask bool[P, G, C], the forced tokens too; tokens
@@ -103,7 +103,7 @@ def leave_one_out(rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']
 def leave_one_out_norm(
     rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
-    """leave_one_out / (std + eps) within the group."""
+    """leave_one_out divided by (std + eps), where std is the standard deviation of the group's rewards."""
     return leave_one_out(rewards) / (group_math.group_std(rewards, std_ddof) + std_eps)
 
 
@@ -120,7 +120,7 @@ def hybrid(rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Ep
 def batch_centred_std(
     rewards: Float[np.ndarray, 'P G'], *, std_ddof: Ddof = 1, std_eps: Eps = 1e-6
 ) -> Float[np.ndarray, 'P G']:
-    """a / (std of a in the batch + eps), with a = r - group mean: ScaleRL (arXiv 2510.13786)."""
+    """r - group mean, divided by (std of these differences in the batch + eps): ScaleRL (arXiv 2510.13786)."""
     centred = group_mean(rewards)
     scored = np.where(np.isfinite(rewards), centred, np.nan)
     return centred / (group_math.batch_std(scored, std_ddof) + std_eps)
@@ -130,9 +130,10 @@ def batch_centred_std(
 def group_mean_batch_std(
     rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C'], *, std_ddof: Ddof = 1
 ) -> Float[np.ndarray, 'P G']:
-    """a whitened over all tokens of the batch, with a = r - group mean: REINFORCE++-baseline (arXiv 2501.03262).
+    """r - group mean, whitened over all tokens of the batch: REINFORCE++-baseline (arXiv 2501.03262).
 
-    Where length goes with reward, the mean over tokens moves a group's mean away from 0. Dead groups stay at 0.
+    The mean and std count a completion once for each token, so a group's advantages need not add up to 0. Groups of
+    equal rewards stay at 0.
     """
     centred = group_mean(rewards)
     weights = mask.sum(-1) * np.isfinite(rewards)
@@ -203,7 +204,7 @@ def process(
 
 @pieces.properties(nonnegative=True)
 def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: Eps = 1e-6) -> Float[np.ndarray, 'P G']:
-    """(c - mean) / (mean + eps) within the group, 0 where nothing is right: MaxRL (arXiv 2602.02710).
+    """(c - mean) / (mean + eps) within the group, c = correct; 0 if no completion is right: MaxRL (arXiv 2602.02710).
 
     A completion that the verifier cannot judge has 0.
     """
@@ -213,7 +214,7 @@ def maxrl(correct: Float[np.ndarray, 'P G'], *, std_eps: Eps = 1e-6) -> Float[np
 
 @pieces.properties(by_token=False)
 def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> Float[np.ndarray, 'P G']:
-    """r minus the group's mean reward, in which completions weigh by their lengths: OPO (arXiv 2505.23585)."""
+    """r minus the group's mean reward, a mean weighted by lengths in sampled tokens: OPO (arXiv 2505.23585)."""
     lengths = mask.sum(-1) * np.isfinite(rewards)
     mean = np.nansum(rewards * lengths, 1, keepdims=True) / np.maximum(lengths.sum(1, keepdims=True), 1)
     return group_math.centre(rewards, mean)
@@ -223,7 +224,7 @@ def opo(rewards: Float[np.ndarray, 'P G'], mask: Bool[np.ndarray, 'P G C']) -> F
 def pkpo(
     correct: Float[np.ndarray, 'P G'],
     *,
-    pass_k: Count = 4,  # k of the pass@k that is made larger
+    pass_k: Count = 4,  # k of the pass@k that is maximized
 ) -> Float[np.ndarray, 'P G']:
     """group_math.pass_at_k_rewards minus their group mean: PKPO (arXiv 2505.15201).
 
@@ -262,9 +263,10 @@ def xrpo_sharpen(
 ) -> Float[np.ndarray, 'P G']:
     """group_norm, plus a bonus for correct completions that were unlikely: XRPO (arXiv 2510.06672).
 
-    bonus = min(max(sharpen (1 - exp(s - mean s)), 0), sharpen_cap A), where s is a completion's mean logprob by token.
-    As in the paper's text, the bonus is never below 0, and 0 for wrong completions; its printed min and max differ from
-    that if rewards are not binary. The paper's constants are not verified; 1 and 0.5 come from secondary sources.
+    bonus = min(max(sharpen (1 - exp(s - mean s)), 0), sharpen_cap A), where A is group_norm and s a completion's mean
+    logprob by token, by the sampler.
+    As in the paper's text, the bonus is never below 0, and 0 for wrong completions; the paper's printed formula differs
+    from its text if rewards are not binary. The default numbers 1 and 0.5 come from secondary sources.
     """
     values = group_norm(rewards, std_ddof=std_ddof, std_eps=std_eps)
     likelihood = group_math.completion_means(sampler_logprobs, mask)
@@ -281,7 +283,7 @@ def grpo_lambda(
     mask: Bool[np.ndarray, 'P G C'],
     *,
     efficient_share: Share = 0.2,  # of groups, the best ones, in which long answers earn less
-    efficient_alpha: Share = 0.2,  # most of its reward of 1 that a right completion loses there
+    efficient_alpha: Share = 0.2,  # largest part of its reward of 1 that a right answer in a best group loses
     std_ddof: Ddof = 1,
     std_eps: Eps = 1e-6,
 ) -> Float[np.ndarray, 'P G']:
@@ -289,7 +291,7 @@ def grpo_lambda(
 
     The best groups are the efficient_share with the highest pass rates. In these, a wrong completion earns 0, and a
     correct one of n tokens 1 - efficient_alpha sigmoid((n - mean) / std), with mean and std of the correct lengths in
-    its group; one that the verifier cannot judge counts in nothing there. The number of best groups is rounded: with 2
+    its group; a completion that the verifier cannot judge is left out. The number of best groups is rounded: with 2
     prompts and a share of 0.2 there is none.
     """
     judged, right, lengths = np.isfinite(correct), correct >= 1, mask.sum(-1)
@@ -315,7 +317,7 @@ def gtpo(
     entropy_penalty: Coefficient = 0.1,  # what a nat of mean entropy takes off a completion's advantage
     entropy_cut: NotNegative = 0.6931,  # nats (ln 2): a completion above it teaches nothing if the run began below it
 ) -> Float[np.ndarray, 'P G C']:
-    """(A - entropy_penalty H) delta lambda by token: GTPO (arXiv 2508.03772), the printed objective.
+    """(A - entropy_penalty * H) * delta * lambda by token: GTPO (arXiv 2508.03772), the printed objective.
 
     A is group_norm; H the completion's mean entropy; lambda group_math.conflict_weights. delta is 0 if H is above
     entropy_cut (ln 2) and the run began at or below it, else 1. In a group of equal rewards A is 0, and the rest still

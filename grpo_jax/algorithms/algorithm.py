@@ -37,7 +37,7 @@ MODULES = {
 
 
 def _regularized(name, *others):
-    """The mark of a number that is read with a regularizer which reads `name`, and with pieces which read others."""
+    """The ReadWith of a number that counts only if a regularizer reads `name`, or a piece reads one of `others`."""
     return ReadWith('.reads', (name, *others), f'a regularizer that reads {name}')
 
 
@@ -49,46 +49,47 @@ AVERAGED = ReadWith('.baselines', words='an advantage that reads run_baseline or
 class Algorithm(NamedTuple):
     """The pieces of a policy-gradient method; replace one with `algorithm._replace(surrogate=mine)`.
 
-    A piece's positional parameters name what it reads (see pieces); each module lists what its pieces may.
+    A piece's positional parameters name the data that it reads (see pieces); the docstring of each module of pieces
+    lists the data that its pieces may read.
     """
 
-    advantage: Fixed[Callable] = advantages.group_norm  # worth of completions beside others: f64[P, G] or f64[P, G, C]
-    ratio: Fixed[Callable] = ratios.token  # of the policy to ratio_base, by token or by row: f32[B, C]
+    advantage: Fixed[Callable] = advantages.group_norm  # worth of a completion among others: f64[P, G] or f64[P, G, C]
+    ratio: Fixed[Callable] = ratios.token  # the policy's probability over ratio_base's, by token or by row: f32[B, C]
     surrogate: Fixed[Callable] = surrogates.clip  # the policy loss of a token, with its trust region: f32[B, C]
     weights: Fixed[Callable] = weights.sequence_mean  # how the losses of tokens add up: f32[B, C]
-    kl: Fixed[Callable] = kl.none  # estimator of the KL to the reference, of which kl_coef is the weight: f32[B, C]
-    kl_coef: Coefficient = 0.0  # of `kl`, 0 where that is none; above 0 a reference policy is kept
-    # loss; reward_sequence, off a completion's reward; reward_token, off each token's reward, or off its advantage
-    # where that is of the whole completion
+    kl: Fixed[Callable] = kl.none  # estimator of the KL to the reference, weighted by kl_coef: f32[B, C]
+    kl_coef: Coefficient = 0.0  # weight of `kl`, 0 where kl is none; above 0 a reference policy is kept
+    # where the KL counts: loss; reward_sequence, subtracted from a completion's reward; reward_token, from each token's
+    # reward, or from its advantage where the advantage reads no token_rewards
     kl_placement: Fixed[str] = 'loss'
     # the correction also weighs the KL term of the loss
     kl_corrected: Annotated[Fixed[bool], ReadWith('.corrects_kl', words='a correction and a kl in the loss')] = False
     regularizers: Fixed[tuple[Callable, ...]] = ()  # further terms of the loss: f32[B, C] each, added
     # factors of the surrogate, against logprobs of the sampler that differ from the learner's: f32[B, C]
     correction: Fixed[Callable] = corrections.none
-    selection: Fixed[Callable] = selections.all_tokens  # tokens that the surrogate is for: f32[B, C], 1 or 0
+    selection: Fixed[Callable] = selections.all_tokens  # tokens on which the surrogate acts: f32[B, C], 1 or 0
     ratio_base: Fixed[str] = 'old'  # logprobs that the ratio is taken to: old, or sampler (then without a correction)
     # tokens that the weights count: all, or selected (and corrected to above 0)
     denominator: Fixed[str] = 'all'
     dead_groups: NoKey[str] = 'keep'  # what becomes of groups that are dead
     gate: NoKey[str] = 'reward'  # what says that a group is dead: see group_math.judge_groups
     source: NoKey[str] = 'policy'  # of completions: policy, reference, demonstrations, pairs
-    # gamma by token, of an advantage that reads it and of what a critic learns
+    # discount factor by token, gamma, of an advantage that reads it and of the returns that a critic learns
     discount: Annotated[Share, DISCOUNTED] = 1.0
     critic_lambda: Annotated[Share, VALUED] = 0.95  # lambda of the returns that the critic learns
     critic_warmup: Annotated[Natural, VALUED] = 0  # steps at the start in which the critic learns alone
     # how far a critic's value may move in a step without more loss; 0: any
     value_clip: Annotated[NotNegative, VALUED] = 0.2
-    # of advantages moving_mean, prompt_moving_mean: what a reward counts beside the next one; 1: the mean of all; 0:
-    # the newest alone
+    # of advantages moving_mean, prompt_moving_mean: weight of a reward relative to the next one; 1: the mean of all
+    # rewards; 0: the newest alone
     baseline_decay: Annotated[Share, AVERAGED] = 0.9
     advantage_clip: NotNegative = 0.0  # bound of |A|; 0: none
-    teacher_coef: Coefficient = 0.0  # of a teacher's logprob less the policy's, added to each token's advantage
+    teacher_coef: Coefficient = 0.0  # weight of the teacher's logprob less the policy's in a token's advantage
     # of regularizer distill: likeliest tokens that its KL sums over; 0: the sampled token alone
     teacher_top_k: Annotated[Natural, _regularized('teacher_kl')] = 0
-    # of tokens, for clip_cov and kl_cov
+    # share of tokens on which clip_cov and kl_cov act
     covariance_share: Annotated[PositiveShare, _regularized('top_covariance', 'covariance')] = 2e-4
-    # of regularizer entropy_bonus; below 0 it pays for a narrow distribution
+    # weight of regularizer entropy_bonus; below 0 it pays for a narrow distribution
     entropy_coef: Annotated[float, Range(least=-1e6, most=1e6), _regularized('entropy_coef')] = 0.0
     entropy_target: Annotated[float, Range(least=0, most=100)] = 0.0  # nats that entropy_coef adapts to; 0: constant
     # change of entropy_coef a step
@@ -96,11 +97,11 @@ class Algorithm(NamedTuple):
         float, Range(above=0, most=1e6), ReadWith('.entropy_target', words='an entropy_target above 0')
     ] = 0.005
     kl_target: Annotated[float, Range(least=0, most=1e3)] = 0.0  # nats a token that kl_coef adapts to; 0: constant
-    # completions in which kl_coef may double or halve, about
+    # completions in which kl_coef may change by a fifth, about
     kl_horizon: Annotated[float, Range(least=1, most=1e12), ReadWith('.kl_target', words='a kl_target above 0')] = 1e4
 
     def chosen(self, key: str) -> tuple[Callable, ...]:
-        """The pieces of a key of MODULES: one, except for regularizers."""
+        """The algorithm's pieces under a key of MODULES, as a tuple: one piece, or for regularizers any number."""
         pieces_of_key = getattr(self, key)
         return pieces_of_key if isinstance(pieces_of_key, tuple) else (pieces_of_key,)
 
@@ -127,7 +128,7 @@ class Algorithm(NamedTuple):
 
     @property
     def learns_from(self) -> tuple[str, ...]:
-        """What makes the advantage: reward, correct, parts, step_rewards, kl, teacher; () if it is a constant."""
+        """Which of reward, correct, parts, step_rewards, kl, teacher the advantage depends on; () if it is constant."""
         reads, names = self.advantage_reads, []
         if {'rewards', 'token_rewards'} & reads and not pieces.property_of(self.advantage, 'unrewarded'):
             names.append('reward')
@@ -149,7 +150,7 @@ class Algorithm(NamedTuple):
 
     @property
     def needs_steps(self) -> bool:
-        """Whether the advantage reads rewards of steps."""
+        """Whether the advantage reads step_rewards, the rewards of a completion's steps."""
         return 'step_rewards' in self.advantage_reads
 
     @property
@@ -178,7 +179,7 @@ class Algorithm(NamedTuple):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether a teacher's logprobs of the rollout are read."""
+        """Whether the advantage or the loss reads a teacher's logprobs of the rollout."""
         return self.teacher_coef > 0 or 'teacher_kl' in self.reads or 'teacher_logprobs' in self.advantage_reads
 
     def needed_logprobs(self, updates: int) -> set[str]:
@@ -210,7 +211,7 @@ class Algorithm(NamedTuple):
 
     @property
     def adapting(self) -> tuple[str, ...]:
-        """The names of the coefficients that change during a run."""
+        """The names of the coefficients that this algorithm changes during a run."""
         return ('kl_coef',) * bool(self.kl_target) + ('entropy_coef', 'entropy_acts') * bool(self.entropy_target)
 
 
@@ -250,12 +251,15 @@ def make(section: Any, collection: Any = None) -> Algorithm:
 
 
 def describe_pieces(algorithm: Algorithm) -> dict[str, list[dict[str, str]]]:
-    """{config key: what a run records of its pieces}, see pieces.describe."""
+    """What a run records of its pieces: {key of MODULES: [pieces.describe(piece), ...]}."""
     return {key: list(map(pieces.describe, algorithm.chosen(key))) for key in MODULES}
 
 
 def to_section(algorithm: Algorithm) -> dict[str, Any]:
-    """config.algorithm as an Algorithm has it: the names of its pieces, and all numbers that it reads."""
+    """The section config.algorithm that says what an Algorithm is: names of pieces, and all numbers, by key.
+
+    A value that a config cannot hold, such as an infinity or an array, stands there as its repr.
+    """
     section = {name: x for name, x in algorithm._asdict().items() if name not in (*MODULES, *checks.SECTIONS)}
     for key in MODULES:
         names = tuple(map(pieces.full_name, algorithm.chosen(key)))
@@ -269,14 +273,14 @@ def to_section(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def piece_files(section: Any) -> list[tuple[str, str]]:
-    """(key, FILE.py:NAME) of each piece of a section algorithm that is in a user's file."""
+    """(key, FILE.py:NAME) of each piece that config.algorithm (`section`) takes from a user's file."""
     values = [(key, section[key]) for key in MODULES]
     named = [(key, name) for key, x in values for name in (x if isinstance(x, (tuple, list)) else [x])]
     return [(key, name) for key, name in named if user_files.is_file(name)]
 
 
 def file_numbers(section: Any) -> dict[str, Any]:
-    """The numbers of a section's pieces in users' files, with their defaults; BadInput as user_files.load_function."""
+    """{name: default} of the numbers of a section's pieces in users' files; BadInput if a file cannot be loaded."""
     files = [user_files.load_function(f'algorithm.{key}', name) for key, name in piece_files(section)]
     return {number: default for piece in files for number, default in pieces.numbers(piece).items()}
 

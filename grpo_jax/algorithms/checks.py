@@ -1,4 +1,4 @@
-"""Refuses algorithms that cannot work and numbers that nothing reads, and warns of what has no effect; says why."""
+"""Refuses algorithms that cannot work and numbers that nothing reads, and warns of pieces that have no effect."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ RATIOS = {'ratio', 'log_ratio', 'token_ratio'}
 
 
 def is_corrected(section: Any) -> bool:
-    """Whether the algorithm of config.algorithm accounts for completions that other policies have sampled."""
+    """Whether config.algorithm (`section`) accounts for completions that other policies have sampled."""
     return section['correction'] != 'none' or section['ratio_base'] == 'sampler'
 
 
@@ -105,7 +105,7 @@ def check(algorithm: 'Algorithm') -> None:
     late = {*pieces.reads(algorithm.correction)} - {*READABLE['selection']}
     if algorithm.denominator == 'selected' and late:
         correction = pieces.name_of(algorithm.correction)
-        remedy = f'correction {correction} reads {min(late)}, which comes after the denominators; use all'
+        remedy = f'correction {correction} reads {min(late)}, which comes after denominators are computed; use all'
         raise BadInput('algorithm.denominator', 'selected', remedy)
     if algorithm.baselines and algorithm.dead_groups == 'replay':
         raise BadInput(
@@ -167,7 +167,7 @@ def refuse_unused_numbers(algorithm: 'Algorithm', section: Any, modules: Mapping
 
 
 def refuse_unreadable(algorithm: 'Algorithm') -> None:
-    """Raises BadInput for a piece that reads data which a run does not have where it calls the piece."""
+    """Raises BadInput for a piece that reads a name which READABLE does not list for the piece's key."""
     for key, names in READABLE.items():
         for piece in algorithm.chosen(key):
             unknown = [name for name in pieces.reads(piece) if name not in names]
@@ -179,9 +179,10 @@ def refuse_unreadable(algorithm: 'Algorithm') -> None:
 
 
 def check_run(algorithm: 'Algorithm', *, group_size: int, prompts: int, updates: int) -> list[str]:
-    """Returns warnings, a list of sentences, about settings that do nothing, or not what is meant, in such a run.
+    """Returns warnings, a list of sentences, about choices that have no effect, or an unintended one, in a run.
 
-    prompts: of a step. updates: optimizer updates on one rollout. Raises BadInput for what cannot work in such a run.
+    group_size: completions of a prompt. prompts: prompts of a step. updates: optimizer updates on one rollout. Raises
+    BadInput if the algorithm cannot work with these numbers.
     """
     refuse_unreadable(algorithm)
     advantage, numbers = pieces.name_of(algorithm.advantage), pieces.numbers(algorithm.advantage)
@@ -239,7 +240,7 @@ def list_inert(algorithm: 'Algorithm') -> list[str]:
 
 
 def _list_unmoved(algorithm):
-    """Clauses that name the user's pieces which read a ratio and do not say (`bounded`) what they do at ratio 1."""
+    """A list of clauses, each about a user's piece that reads a ratio and lacks the property `bounded`."""
     own = (algorithm.ratio, algorithm.surrogate, algorithm.kl, algorithm.correction, *algorithm.regularizers)
     return [
         f'{pieces.name_of(piece)} reads a ratio that is 1 throughout, so that only its slope there counts'
@@ -249,7 +250,7 @@ def _list_unmoved(algorithm):
 
 
 def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) -> None:
-    """Raises BadInput for outcomes below 0 if the advantage allows none; correct: the verifier's, or the rewards."""
+    """Raises BadInput if an outcome is below 0 though the advantage is `nonnegative`; correct: the outcomes."""
     if pieces.property_of(algorithm.advantage, 'nonnegative') and np.nanmin(correct, initial=0.0) < 0:
         raise BadInput(
             'algorithm.advantage',
@@ -260,7 +261,7 @@ def check_outcomes(algorithm: 'Algorithm', correct: Float[np.ndarray, 'P G']) ->
 
 
 def _check_numbers(algorithm):
-    """Raises BadInput for a number out of its range, a lower bound above its upper one, and a clip_low without use."""
+    """Raises BadInput for a number out of range, a low bound above its high one, and a clip_low that bounds nothing."""
     ranges.check(type(algorithm), algorithm._asdict(), 'algorithm')
     numbers = {}
     for piece in (piece for key in READABLE for piece in algorithm.chosen(key)):

@@ -1,7 +1,7 @@
 """Factors f32[B, C] of the policy loss that correct for the sampler's mismatch; they have no gradient.
 
 A correction may read log_rho f32[B, C], the old policy's logprobs minus the sampler's, 0 on masked tokens; mask
-bool[B, C]; advantages f32[B, 1 or C]; and drift f32[B, C], the sampler's logprobs minus the learner's of this moment.
+bool[B, C]; advantages f32[B, 1 or C]; and drift f32[B, C], the sampler's logprobs minus the learner's present logprobs.
 rho is exp(log_rho). A "product" multiplies rho over a row's tokens, and "geometric" is the geometric mean over them;
 other code calls both "sequence".
 """
@@ -23,7 +23,7 @@ def none(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
 def truncated(
     log_rho: Float[Array, 'B C'],
     *,
-    rho_max: Positive = 2.0,  # largest weight; what is larger counts as much
+    rho_max: Positive = 2.0,  # largest weight; a larger rho is lowered to it
 ) -> Float[Array, 'B C']:
     """min(rho, rho_max) by token: TIS (https://fengyao.notion.site/off-policy-rl)."""
     return jnp.minimum(reductions.clamped_exp(log_rho), rho_max)
@@ -45,7 +45,7 @@ def icepop(
 def truncated_product(
     log_rho: Float[Array, 'B C'], mask: Bool[Array, 'B C'], *, rho_max: Positive = 2.0
 ) -> Float[Array, 'B C']:
-    """min(product of rho, rho_max), on each of a row's tokens."""
+    """min(product of rho over a row, rho_max), on each token of the row."""
     product = reductions.clamped_exp(reductions.row_sum(log_rho, mask))
     return jnp.broadcast_to(jnp.minimum(product, rho_max), mask.shape)
 

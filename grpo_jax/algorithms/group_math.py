@@ -15,7 +15,7 @@ def judge_groups(
 
     gate 'reward': a group is dead if its finite rewards are all equal. 'outcome': also if all its completions are
     right or all are wrong, so that rewards for format or length do not teach alone; a group that the verifier cannot
-    judge has its rewards to go by. Of an unscorable completion the outcome does not count. 'none': no group is dead.
+    judge is judged by its rewards. An unscorable completion's outcome does not count. 'none': no group is dead.
 
     rewards: before shaping. correct: 1 right, 0 wrong, NaN unknown; None: all unknown.
     """
@@ -54,12 +54,12 @@ def group_std(rewards: Float[np.ndarray, 'P G'], ddof: int) -> Float[np.ndarray,
 
 
 def batch_std(values: Float[np.ndarray, 'P G'], ddof: int) -> float:
-    """The standard deviation of all finite values."""
+    """The standard deviation of all finite values; the divisor is their number minus ddof, at least 1."""
     return group_std(values.reshape(1, -1), ddof)[0, 0]
 
 
 def completion_means(x: Float[np.ndarray, 'P G C'], mask: Bool[np.ndarray, 'P G C']) -> Float[np.ndarray, 'P G']:
-    """The mean over each completion's tokens, 0 for a completion without any."""
+    """The mean of x over each completion's tokens, 0 for a completion without any."""
     return np.sum(np.where(mask, x, 0.0), -1) / np.maximum(mask.sum(-1), 1)
 
 
@@ -80,10 +80,11 @@ def generalized_advantages(
     discount: float,
     trace: float | Float[np.ndarray, '*rows'],
 ) -> Float[np.ndarray, '*rows C']:
-    """A_t = sum over k of (discount trace)^k delta_(t+k), with delta = r + discount V_next - V (arXiv 1506.02438).
+    """Generalized advantages (arXiv 1506.02438): A_t = sum over k of (discount trace)^k delta_(t+k).
 
-    trace is the paper's lambda, one number or one a row. A masked token is passed over, as if its neighbours were
-    adjacent, and has 0 itself. These advantages plus the values are the critic's targets.
+    delta is r + discount V_next - V, of token_rewards r and values V. trace is the paper's lambda, one number or one a
+    row. A masked token is passed over, as if its neighbours were adjacent, and has advantage 0. These advantages plus
+    the values are the critic's targets.
     """
     total, next_value, sums = 0.0, 0.0, np.zeros_like(values)
     for t in reversed(range(mask.shape[-1])):
@@ -98,8 +99,8 @@ def generalized_advantages(
 def pass_at_k_rewards(correct: Float[np.ndarray, 'P G'], k: int) -> Float[np.ndarray, 'P G']:
     """Each completion's reward for the pass@k of its group (arXiv 2505.15201, section 3).
 
-    k / n for a right completion; for a wrong one, k / n times the chance that at least one of k - 1 others is right,
-    which counts as 1 where n < k. n: how many values of the group are finite. correct: 1 right, 0 wrong; NaN stays.
+    k / n for a right completion; for a wrong one, k / n times the chance that at least one of k - 1 others is right
+    (1 where n < k). n: how many values of the group are finite. correct: 1 right, 0 wrong; NaN stays.
     """
     counts = np.sum(np.isfinite(correct), 1)
     hits = np.sum(correct >= 1, 1)
@@ -132,9 +133,9 @@ def conflict_weights(
     advantages: Float[np.ndarray, ' G'],
     forced: Bool[np.ndarray, 'G C'] | None = None,
 ) -> Float[np.ndarray, 'G C']:
-    """The weights of one group's tokens: 2 where a good completion conflicts, 0 where a bad one does, else 1.
+    """The weights of one group's tokens: for a conflicting token 2 if A > 0 and 0 if A < 0, and 1 for other tokens.
 
-    A token conflicts if a completion whose advantage has the other sign holds the same token at the same position,
+    A token conflicts if a completion whose advantage A has the other sign holds the same token at the same position,
     counted from the front or from the end, in an unbroken run from that side (arXiv 2508.03772, section 3). mask: the
     tokens of completions. forced: tokens among them that were not sampled; they conflict with nothing and break no run.
     """

@@ -21,12 +21,12 @@ def none(logprobs: Float[Array, '...']) -> Float[Array, '...']:
 
 
 def k1(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
-    """logprobs - ref: unbiased and signed; for a KL in the reward, where no other can stand, and not in the loss."""
+    """logprobs - ref: unbiased and signed; the only one allowed in the reward, and not allowed in the loss."""
     return -_difference(logprobs, ref_logprobs)
 
 
 def absolute(logprobs: Float[Array, '...'], ref_logprobs: Float[Array, '...']) -> Float[Array, '...']:
-    """|logprobs - ref|."""
+    """|logprobs - ref|, with derivative 0 where the two are equal."""
     return reductions.absolute(_difference(logprobs, ref_logprobs))
 
 
@@ -58,5 +58,5 @@ def k3_straight_through(logprobs: Float[Array, '...'], ref_logprobs: Float[Array
 
 
 def _difference(logprobs, ref_logprobs):
-    """ref_logprobs - logprobs, clamped."""
+    """ref_logprobs - logprobs, clamped to +-20."""
     return reductions.clamp(ref_logprobs - logprobs)

@@ -14,7 +14,7 @@ from grpo_jax.types import Array, Experience, HeadOutput
 
 
 def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Array, 'B C']]:
-    """Computes what needs a whole minibatch, before it is cut into microbatches; returns f32[B, C] by name.
+    """Computes the inputs of the loss that depend on a whole minibatch, before it is cut; returns f32[B, C] by name.
 
     The names are `weights`, `selected` (how much each token counts), `weights of NAME` for each regularizer NAME and,
     if a piece reads it, `top_covariance` (1 for the tokens of highest covariance, else 0).
@@ -55,7 +55,9 @@ def token_losses(
     prepared: Mapping[str, Float[Array, 'B C']],
     coefficients: Mapping[str, Any],
 ) -> Float[Array, 'B C']:
-    """f32[B, C]: each token's share of the loss, which is their sum; 0 where masked; differentiable in the output.
+    """Each token's share of the loss, f32[B, C], 0 where masked; the loss is the sum of all shares.
+
+    The shares can be differentiated by the output.
 
     output: the policy's; its top_logprobs belong to experience.teacher_ids. prepared: from `prepare`, on the whole
     minibatch. coefficients: Algorithm.coefficients, as they have adapted.
@@ -140,7 +142,7 @@ def gradient_coefficients(
     experience: Experience,
     entropy: Float[Array, 'B C'] | None = None,
 ) -> Float[Array, 'B C']:
-    """f32[B, C]: minus the derivative of policy_loss by each logprob: how hard a token is pushed up, or down.
+    """Minus the derivative of policy_loss by each logprob, f32[B, C]: how hard a token is pushed up, or down.
 
     The weights of the loss are included. An entropy bonus is not, since it acts through the whole distribution.
     DeepSeekMath (arXiv 2402.03300, appendix A.1) writes every method in this form.

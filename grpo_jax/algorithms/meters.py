@@ -30,9 +30,9 @@ class PooledMean(NamedTuple):
 
 
 def pooled_metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) -> dict[str, Any]:
-    """Metrics of one minibatch by name; means are PooledMeans, quantiles and maxima f32[].
+    """Metrics of one minibatch by name: by outcome, by completion, of pairs, and quantiles of the ratio.
 
-    Without experience.correct there are no metrics of right and of wrong completions.
+    Means are PooledMeans, quantiles and maxima f32[]. Without experience.correct there are no metrics by outcome.
     """
     # a barrier: fused with these, the sums of losses.metrics would be taken in another order and round differently
     logprobs, entropy = jax.lax.optimization_barrier((output.logprobs, output.entropy))
@@ -63,12 +63,13 @@ def pooled_metrics(algorithm: Algorithm, output: HeadOutput, experience: Experie
 def age_metrics(
     algorithm: Algorithm, output: HeadOutput, experience: Experience, age: Int[Array, 'B C']
 ) -> dict[str, Any]:
-    """How far tokens of earlier policies are from this one, and what the correction makes of them, by name.
+    """Metrics, by name, of tokens that earlier policies sampled, and of the correction's weights at each age N.
 
-    age: steps since other weights than these sampled the token. stale_ess, f32[]: the effective sample size of rho over
-    the tokens of an age above 0. For a correction with a bound, over the tokens of each age: correction_age_N_mean, the
-    PooledMean of its weights; correction_age_N_max, f32[], the largest weight before the bound; correction_age_N_bound,
-    the PooledMean of whether the bound changes a weight; correction_bound is that of all tokens. NaN without tokens.
+    age: steps between the weights that sampled the token and these. stale_ess, f32[]: the effective sample size of rho
+    over the tokens of an age above 0, as a share of them. For a correction with a bound, over the tokens of age N:
+    correction_age_N_mean, the PooledMean of its weights; correction_age_N_max, f32[], the largest weight before the
+    bound; correction_age_N_bound, the PooledMean of whether the bound changes a weight. correction_bound is the same
+    PooledMean over all tokens. NaN without tokens.
     """
     logprobs, entropy = jax.lax.optimization_barrier((output.logprobs, output.entropy))  # as in pooled_metrics
     inputs = losses.make_inputs(algorithm, HeadOutput(logprobs, entropy), experience)
@@ -104,6 +105,7 @@ def reference_metrics(
 
 
 def _mean(values, mask):
+    """The PooledMean of the values under the mask."""
     return PooledMean(jnp.sum(jnp.where(mask, values, 0.0)), jnp.sum(mask, dtype=jnp.float32))
 
 

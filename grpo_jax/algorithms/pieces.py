@@ -31,16 +31,17 @@ PROPERTIES = {
     'unrewarded': False,  # an advantage is the same whatever the reward, also for an unscorable completion
     'over_batch': False,  # an advantage normalizes over the groups of a batch
     'nonnegative': False,  # an advantage needs outcomes of at least 0
-    'bounded': False,  # a surrogate stops the policy far from the base of the ratio
-    'row_mean': False,  # a ratio is exp of a row's mean, whose gradient at ratio 1 is that of ratio token
-    'bounds': None,  # what a correction bounds: rho of a 'token', or of a 'row', or 'one', which it leaves or drops
-    'margin': None,  # of a surrogate of pairs: a function of data -> f32[B], by how much each row's pair is told apart
+    'bounded': False,  # a surrogate keeps the policy near the ratio's base
+    'row_mean': False,  # a ratio is exp of a row's mean; at ratio 1 its gradient equals the gradient of ratio token
+    'bounds': None,  # what a correction bounds: 'token', a token's rho; 'row', a row's product; 'one': it is 1 or 0
+    'margin': None,  # of a surrogate of pairs: a function of data that returns each row's pair margin, f32[B]
     'near_one': False,  # a ratio lies within some 1e-3 of 1
     'suits_weights': None,  # the weights that a ratio of whole rows is meant for
     'clamped_at': math.inf,  # value above which a KL estimator is clamped
     'acts_on': None,  # the tokens bool[B, C] that a regularizer is a mean over, as a function of data; None: all
     'zero_at_first': False,  # a regularizer is 0 while the policy is the old one
 }
+# data with a number for each token
 BY_TOKEN = {
     'mask',
     'completion_mask',
@@ -80,7 +81,7 @@ class Inputs(Mapping[str, Any]):
 
 
 def properties(**values: Any) -> Callable[[Callable], Callable]:
-    """Returns a decorator that writes the properties on a piece. Raises TypeError for a name that PROPERTIES lacks."""
+    """Returns a decorator that sets these properties of a piece. Raises TypeError for a name that PROPERTIES lacks."""
 
     for name in values:
         if name not in PROPERTIES:
@@ -94,14 +95,14 @@ def properties(**values: Any) -> Callable[[Callable], Callable]:
 
 
 def property_of(piece: Callable, name: str) -> Any:
-    """The property of a piece, or its default in PROPERTIES; numbers may be bound to the piece."""
+    """The value of a piece's property `name`, or its default in PROPERTIES; the piece may be a functools.partial."""
     while isinstance(piece, functools.partial):
         piece = piece.func
     return getattr(piece, name, PROPERTIES[name])
 
 
 def is_by_token(advantage: Callable) -> bool:
-    """Whether an advantage has a column for each token: as by_token says, or else where it reads data by token."""
+    """Whether an advantage has a column for each token: property by_token; if None, whether it reads BY_TOKEN data."""
     by_token = property_of(advantage, 'by_token')
     return bool(BY_TOKEN & {*reads(advantage)}) if by_token is None else by_token
 
@@ -123,7 +124,7 @@ def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
     elif name in choices:
         piece = choices[name]
     elif ':' in name:
-        remedy = 'names a function of Python, which no config can load; give the same with algorithm=, or FILE.py:NAME'
+        remedy = 'is a Python function, which no config can load; pass the Algorithm as algorithm=, or use FILE.py:NAME'
         raise BadInput(f'algorithm.{key}', name, remedy)
     else:
         near = difflib.get_close_matches(name, choices, 3)
@@ -147,12 +148,12 @@ def list_pieces(module: ModuleType) -> dict[str, Callable]:
 
 
 def reads(piece: Callable) -> list[str]:
-    """The names of the data that a piece reads, in order."""
+    """The names of the data that a piece reads, in the order of its parameters."""
     return [name for name, p in _parameters(piece).items() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
 def numbers(piece: Callable) -> dict[str, Any]:
-    """The numbers of a piece by name: what is bound, else the default, else inspect.Parameter.empty."""
+    """A piece's numbers by name, each with the value bound to it, else its default, else inspect.Parameter.empty."""
     return {name: p.default for name, p in _parameters(piece).items() if p.kind is p.KEYWORD_ONLY}
 
 
@@ -167,14 +168,15 @@ def name_of(piece: Callable) -> str:
 
 
 def is_own(piece: Callable) -> bool:
-    """Whether a piece is a user's function, of a file or a notebook, and none of this package."""
+    """Whether a piece is a user's function, of a file or a notebook, and not of this package."""
     return not str(getattr(getattr(piece, 'func', piece), '__module__', '')).startswith('grpo_jax.')
 
 
 def describe(piece: Callable) -> dict[str, str]:
     """What a run records of a piece: its name and module or file, and for a user's piece the SHA-256 of its source.
 
-    The source is that of the file which a config names, or else of the function and of the plain values that it reads.
+    The SHA-256 is of the whole file if a config names the file, else of the function's source and of the plain values
+    that the function reads.
     """
     function: Any = getattr(piece, 'func', piece)
     name, module = getattr(function, '__name__', type(function).__name__), str(getattr(function, '__module__', ''))
@@ -203,7 +205,7 @@ def full_name(piece: Callable) -> str:
 
 
 def is_as_written(piece: Callable, name: str) -> bool:
-    """Whether a piece is the package's of this name, with all its numbers at their defaults."""
+    """Whether a piece is the package's own piece `name`, with all its numbers at their defaults."""
     return not is_own(piece) and name_of(piece) == name and numbers(piece) == numbers(getattr(piece, 'func', piece))
 
 

@@ -13,32 +13,32 @@ MAX_LOG_RATIO = 20.0  # differences of logprobs are clamped to +-20, since exp o
 
 
 def clamp(difference: Float[Array, '...'], most: float = MAX_LOG_RATIO) -> Float[Array, '...']:
-    """The difference of logprobs, between -most and most; a clamped element has no gradient."""
+    """The difference of logprobs, clamped to between -most and most; a clamped element has no gradient."""
     return jnp.clip(difference, -most, most)
 
 
 def clamped_exp(log_ratio: Float[Array, '...'], most: float = MAX_LOG_RATIO) -> Float[Array, '...']:
-    """exp of the clamped log ratio."""
+    """exp of the log ratio, which is clamped to between -most and most; a clamped element has no gradient."""
     return jnp.exp(clamp(log_ratio, most))
 
 
 def absolute(x: Float[Array, '...']) -> Float[Array, '...']:
-    """|x|, whose derivative at 0 is 0: jnp.abs has 1 there, which pushes what is to be held where it is."""
+    """|x| with derivative 0 at 0; jnp.abs has derivative 1 there, which would push a value that should stay."""
     return x * jnp.sign(x)
 
 
 def row_sum(x: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B 1']:
-    """The sum over a row's tokens."""
+    """The sum of x over each row's tokens."""
     return jnp.sum(jnp.where(mask, x, 0.0), -1, keepdims=True)
 
 
 def row_mean(x: Float[Array, 'B C'], mask: Bool[Array, 'B C']) -> Float[Array, 'B 1']:
-    """The mean over a row's tokens, 0 for a row without tokens."""
+    """The mean of x over each row's tokens, 0 for a row without tokens."""
     return row_sum(x, mask) / jnp.maximum(jnp.sum(mask, -1, keepdims=True), 1)
 
 
 def batch_mean(x: Float[Array, 'B _'] | Bool[Array, 'B _'], mask: Bool[Array, 'B C']) -> Float[Array, '']:
-    """The mean over all tokens, 0 if there are none."""
+    """The mean of x over all tokens under the mask, 0 if there are none."""
     return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
@@ -52,7 +52,7 @@ def pair_margins(
     dpo_beta: float,
     dpo_length_norm: bool,
 ) -> Float[Array, ' B']:
-    """f32[B]: dpo_beta (chosen - rejected) of surrogates.dpo for each row of a pair; above 0: told apart rightly."""
+    """Each row's pair margin, f32[B]: dpo_beta (chosen - rejected), as in surrogates.dpo; above 0: ranked rightly."""
     gain = jnp.sum(jnp.where(mask, logprobs - ref_logprobs, 0.0), -1)
     if dpo_length_norm:
         gain = gain / jnp.maximum(jnp.sum(mask, -1), 1)
@@ -81,7 +81,7 @@ def mark_highest(values: Float[Array, 'B C'], mask: Bool[Array, 'B C'], count: F
 def same_group(group_ids: Int[Array, ' B']) -> Float[Array, 'B B']:
     """1 where two rows belong to one group, else 0. Its product with f32[B] is each row's sum over its group.
 
-    segment_sum cannot be used: a microbatch has the rollout's ids, so their number is not known to it. B is small.
+    segment_sum would need the number of ids, which a microbatch of a rollout does not know. B is small.
     """
     return (group_ids[:, None] == group_ids[None]).astype(jnp.float32)
 

@@ -43,7 +43,7 @@ def llds(
 
 
 def _right_tokens(mask: Bool[Array, 'B C'], correct: Float[Array, ' B']) -> Bool[Array, 'B C']:
-    """The tokens of right completions."""
+    """Which tokens belong to right completions, bool[B, C]."""
     return mask & (correct >= 1)[:, None]
 
 

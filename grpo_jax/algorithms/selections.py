@@ -13,7 +13,7 @@ from grpo_jax.types import Array
 
 
 def all_tokens(mask: Bool[Array, 'B C']) -> Float[Array, 'B C']:
-    """1 for every token."""
+    """1 for every token: the policy loss leaves out none."""
     return jnp.ones(mask.shape, jnp.float32)
 
 
@@ -21,7 +21,7 @@ def high_entropy(
     old_entropy: Float[Array, 'B C'],
     mask: Bool[Array, 'B C'],
     *,
-    entropy_share: PositiveShare = 0.2,  # of tokens: those of highest entropy count
+    entropy_share: PositiveShare = 0.2,  # share of tokens that count: the tokens of highest entropy
 ) -> Float[Array, 'B C']:
     """1 for the entropy_share of tokens with the highest entropy in the minibatch, else 0 (arXiv 2506.01939, eq. 5).
 
@@ -37,7 +37,7 @@ def m2po(
     *,
     second_moment: Positive = 0.04,  # largest mean of log_rho^2 over the tokens that count
 ) -> Float[Array, 'B C']:
-    """1 for tokens that are kept: the largest log_rho^2 are dropped until the others' mean is at most second_moment.
+    """1 for kept tokens: tokens with the largest log_rho^2 are dropped until the others' mean is <= second_moment.
 
     M2PO (arXiv 2510.01161, algorithm 1). Of tokens with equal log_rho^2, the later are dropped first.
     """
@@ -59,7 +59,7 @@ def clip_cov(
 ) -> Float[Array, 'B C']:
     """0 for the covariance_share of all tokens that have the highest covariance between the two bounds, else 1.
 
-    At least one is dropped, if any lies there. Clip-Cov (arXiv 2505.22617, eq. 11) drops as many of them at random.
+    At least one token is dropped if any lies between them. Clip-Cov (arXiv 2505.22617, eq. 11) drops as many at random.
     """
     inside = mask & (covariance >= covariance_low) & (covariance <= covariance_high)
     return 1.0 - reductions.mark_highest(covariance, inside, jnp.maximum(covariance_share * jnp.sum(mask), 1))

@@ -41,7 +41,7 @@ def dual_clip(
     *,
     clip_low: NotNegative = 0.2,
     clip_high: NotNegative = 0.2,
-    # bound of the loss of a token with A < 0, in units of -A
+    # largest loss of a token with A < 0, in units of -A
     dual_clip: Annotated[float, Range(least=1)] = 3.0,
 ) -> Float[Array, 'B C']:
     """clip, but at most -dual_clip A for A < 0, which bounds the loss where x is large (arXiv 1912.09729, eq. 5)."""
@@ -91,8 +91,8 @@ def dppo_tv(
     logprobs: Float[Array, 'B C'],
     base_logprobs: Float[Array, 'B C'],
     *,
-    dppo_low: Positive = 0.2,  # how far a token's probability may fall; where A < 0, what is further has no gradient
-    dppo_high: Positive = 0.2,  # how far it may rise; where A > 0, what is further has no gradient
+    dppo_low: Positive = 0.2,  # how far a token's probability may fall; beyond, a token with A < 0 has no gradient
+    dppo_high: Positive = 0.2,  # how far a token's probability may rise; beyond, a token with A > 0 has no gradient
 ) -> Float[Array, 'B C']:
     """-A x, or 0 where the token's probability has moved too far the way A pushes: DPPO (arXiv 2602.04879), TV form.
 

@@ -1,7 +1,7 @@
 """Aggregation as weights f32[B, C]: loss = sum(weights * per-token loss).
 
 Weights are computed once on a whole minibatch, so the losses of microbatches, devices and packed rows add up to the
-same sum. They may read mask bool[B, C], group_ids i32[B] and advantages f32[B, 1 or C]. Rows without tokens do not
+same sum. Weights may read mask bool[B, C], group_ids i32[B], advantages f32[B, 1 or C]. Rows without tokens do not
 count.
 """
 
@@ -36,7 +36,7 @@ def constant(
     *,
     loss_denominator: Annotated[float, Range(least=1e-6, most=1e12)] = 1024.0,  # what the sum over tokens is divided by
 ) -> Float[Array, 'B C']:
-    """Weights of the sum over all tokens / loss_denominator."""
+    """Weights of the sum over all tokens, divided by loss_denominator whatever the number of tokens."""
     return mask / loss_denominator
 
 

@@ -17,7 +17,7 @@ from grpo_jax.types import Array, Experience, Rollout
 
 
 def new_params(params):
-    """The first parameters of a critic: a copy of the policy's decoder, and a head of zeros, so all values are 0."""
+    """A critic's first parameters: a copy of the policy's decoder, and a head of zeros, so that all values are 0."""
     body = {name: leaf for name, leaf in params.items() if name != 'lm_head'}
     return jax.tree.map(jnp.copy, body) | {'value_head': jnp.zeros_like(params['final_norm'])}
 
@@ -25,9 +25,9 @@ def new_params(params):
 def values(
     critic, rollout: Rollout, model_config: ModelConfig, *, remat: str, dtype, mesh_ops: MeshOps = ALONE
 ) -> Float[Array, 'B C']:
-    """f32[B, C]: the critic's value of the text before each completion token, the prompt included.
+    """The critic's value, f32[B, C], of the prompt and the completion up to, but without, each completion token.
 
-    Masked columns hold numbers without a meaning. remat: see transformer.forward; dtype: of the computation.
+    Masked columns hold meaningless numbers. remat: see transformer.forward. dtype: the dtype of the computation.
     """
     mask = jnp.concatenate([rollout.prompt_mask, rollout.completion_mask], 1)
     columns = heads.values(critic, rollout.tokens, mask, model_config, remat=remat, dtype=dtype, mesh_ops=mesh_ops)
@@ -74,10 +74,10 @@ def update_critic(
 def critic_targets(
     algorithm: Algorithm, rewards: Float[np.ndarray, 'P G'], *, kl_coef: float, **data: Any
 ) -> Float32[np.ndarray, 'B C']:
-    """f32[P * G, C]: the returns that a critic learns, its values plus generalized advantages with critic_lambda.
+    """The returns that a critic learns, f32[P * G, C]: its values plus generalized advantages with critic_lambda.
 
-    Rows whose reward is not finite are NaN, and teach the critic nothing. kl_coef: of a KL in the reward. data: the
-    arrays [P, G, ...] by name that advantages read, `values` and `mask` among them (see algorithms.advantages).
+    Rows whose reward is not finite are NaN, and teach the critic nothing. kl_coef: the weight of a KL in the reward.
+    data: arrays [P, G, ...] by name that advantages read, `values` and `mask` among them (see algorithms.advantages).
     """
     inputs = pieces.Inputs(data)
     values = inputs['values']

@@ -15,15 +15,15 @@ from grpo_jax.models import transformer
 def descend(
     params, opt_state, batch, packed, gradient, optimizer, minibatching: Minibatching, learns: bool | jax.Array = True
 ):
-    """(params, opt_state, skipped i32[], metrics f32[] by name) after epochs * minibatches optimizer updates.
+    """Makes epochs * minibatches optimizer updates; returns (params, opt_state, skipped i32[], metrics f32[] by name).
 
     batch: an Experience or a LabelledBatch; a minibatch holds whole groups of it. packed: its PackedCells, or None
     where rows are padded. gradient(params, minibatch, the minibatch's packed) returns (loss, gradient, metrics).
     optimizer: an optax transformation. learns, bool[]: where false, metrics are computed and nothing changes.
 
     An update is skipped, and counted in `skipped`, if the loss, the gradient, or any new parameter or moment is not
-    finite. A metric is the mean over minibatches; *_max are maxima, and a PooledMean pools what its minibatches hold.
-    With minibatching.offload, opt_state lies in the host's memory between updates, and must be given there.
+    finite. A metric is the mean over all updates; a metric *_max is the maximum, and a PooledMean pools all values.
+    With minibatching.offload, opt_state lies in the host's memory between updates, and must lie there from the start.
     """
     minibatches = jax.tree.map(lambda x: interleave(x, minibatching.minibatches, minibatching.group_size), batch)
 

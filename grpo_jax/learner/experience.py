@@ -1,9 +1,9 @@
 """From rewards to the experience that the learner updates on.
 
 Some advantages compare a reward with earlier steps, not with its group. TrainState.aux['history'] holds the moving
-averages that they read: one of the whole run, to which each step adds its mean reward, and one of each prompt, to which
-each visit adds its own. A step reads the averages first and adds to them afterwards, so a baseline never depends on
-the completions that it is subtracted from.
+averages that such advantages read. Each step adds its mean reward to the average of the whole run, and each group's
+mean reward to the average of the group's prompt. A step reads the averages before it adds to them, so a baseline never
+depends on the rewards from which it is subtracted.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ def make_experience(
     mesh: jax.sharding.Mesh,
     grouping: Grouping | None = None,
 ) -> tuple[Experience, dict[str, Any]]:
-    """(Experience, statistics by name): adds rewards, advantages and logprobs to a rollout.
+    """Makes a rollout's Experience, with rewards, advantages and logprobs; returns (Experience, metrics by name).
 
-    rewards: NaN marks an unscorable completion. logprobs: what Learner.logprobs computed. inputs: dead bool[P], and
-    what else an advantage may read (correct, step_rewards, parts, part_weights; see algorithms.advantages). grouping:
+    rewards: NaN marks an unscorable completion. logprobs: what Learner.logprobs returned. inputs: dead bool[P], and
+    other arrays that an advantage may read (correct, step_rewards, parts, ...; see algorithms.advantages). grouping:
     which rows form a group; None: each G adjacent rows. Where groups differ in size, G is the largest, and rewards and
     inputs are NaN in the places of missing completions.
 
@@ -107,7 +107,7 @@ def _host_inputs(aux, rollout, logprobs, grouping):
 
 
 def _statistics(rewards, advantages, dead):
-    """Metrics of a step by name, of rewards f64[B], advantages f32[B, 1 or C] and dead bool[P]."""
+    """A step's metrics by name, computed from rewards f64[B], advantages f32[B, 1 or C] and dead bool[P]."""
     any_known = np.isfinite(rewards).any()
     return {
         'reward': np.nanmean(rewards) if any_known else np.nan,
@@ -120,11 +120,11 @@ def _statistics(rewards, advantages, dead):
 
 
 def _outcome_shares(correct, sizes_P):
-    """The shares, by name, of all groups that are all right, all wrong, and mixed, from correct f64[P, G] or None.
+    """Metrics by name: the shares of groups whose completions are all right, all wrong, or mixed.
 
-    Completions that the verifier cannot judge (NaN) are passed over; a group of these alone is none of the three. {} if
-    no completion is judged. sizes_P: sums of abs(A) in each group, of which advantage_all_wrong is the share that lies
-    in groups that are all wrong; NaN without any advantage.
+    correct: f64[P, G] or None. Completions that the verifier cannot judge (NaN) are passed over; a group of these alone
+    is none of the three. {} if no completion is judged. sizes_P: each group's sum of abs(A). advantage_all_wrong is the
+    share of the total of sizes_P in groups that are all wrong; NaN if the total is 0.
     """
     if correct is None or not np.isfinite(correct).any():
         return {}
@@ -140,7 +140,7 @@ def _outcome_shares(correct, sizes_P):
 
 
 def abstract_history(algorithm: Algorithm, count: int) -> dict[str, Any]:
-    """{'history': ShapeDtypeStructs of the moving averages for `count` examples}; {} where none are read."""
+    """{'history': ShapeDtypeStructs of the moving averages for `count` examples}; {} if the algorithm reads none."""
     shapes = {name: (count,) if name == 'prompt_baselines' else () for name in algorithm.baselines}
     numbers = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     return {HISTORY: {name: {'mean': x, 'weight': x} for name, x in numbers.items()}} if numbers else {}
@@ -149,11 +149,11 @@ def abstract_history(algorithm: Algorithm, count: int) -> dict[str, Any]:
 def read_history(
     algorithm: Algorithm, state: TrainState, places: Int[np.ndarray, ' P'], rewards: Float[np.ndarray, 'P G']
 ) -> tuple[TrainState, dict[str, Any]]:
-    """(TrainState with the step's rewards added to its averages, the averages from before by name).
+    """Reads the moving averages of rewards, then adds the step's rewards; returns (new TrainState, averages read).
 
-    places: which example each prompt is. The names are those that advantages read: run_baseline, a float, 0 before any
-    reward is known; prompt_baselines f64[P, G], in which a new prompt has run_baseline. An algorithm that reads neither
-    gets (the state as it is, {}).
+    places: the number of each prompt's example. The averages, by name, are run_baseline, a float, 0 before any reward
+    is known; and prompt_baselines f64[P, G], in which a new prompt has run_baseline. An algorithm that reads neither
+    gets (the unchanged state, {}).
     """
     if not algorithm.baselines:
         return state, {}

@@ -17,7 +17,7 @@ CHUNKS = 128, 4096  # tokens, the fewest and the most of a chosen chunk: fewer f
 class Head(NamedTuple):
     """How logprobs are computed from hidden states; static values."""
 
-    temperature: float  # logprobs are those of softmax(logits / temperature); 0 counts as 1
+    temperature: float  # logits are divided by it before softmax; 0 counts as 1
     chunk: int  # tokens whose logits exist at once, at most
     entropy_gradient: bool = False  # whether the entropy is differentiable
     mesh_ops: MeshOps = ALONE
@@ -45,7 +45,7 @@ def completion_logprobs(
 ) -> TokenLogprobs:
     """(logprobs f32[B, C], entropy f32[B, C]) of completion tokens, 0 where masked.
 
-    They are those of softmax(logits / temperature) over the whole vocabulary. One forward pass reads prompt and
+    The distribution is softmax(logits / temperature) over the whole vocabulary. One forward pass reads prompt and
     completion. The head then runs on completion tokens alone, `chunk` of them at a time; where there are several
     chunks, the backward pass recomputes their logits. remat: see transformer.forward. entropy_gradient: whether the
     entropy is differentiable.
@@ -86,7 +86,7 @@ def token_logprobs(
     head: Head,
     ids: Int[Array, 'B C k'] | None = None,
 ) -> HeadOutput:
-    """HeadOutput of the target tokens; hidden are the hidden states that predict them.
+    """HeadOutput of the target tokens; hidden: for each target, the hidden state before it.
 
     ids: other tokens in each place whose logprobs are returned too, as top_logprobs. If head.top_k is above 0, the head
     returns its likeliest tokens instead, as top_logprobs and top_ids.
@@ -164,7 +164,7 @@ def compact(mask: Bool[Array, ' N'], size: int) -> tuple[Int[Array, 'chunks size
 
 
 def _read_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
-    """HeadOutput [n, ...] of n places, from logits f32[V, n]; V may be this device's shard of the vocabulary."""
+    """HeadOutput, [n, ...], of n tokens from their logits f32[V, n]; V may be this device's shard of the vocabulary."""
     first, count = shards.vocab_range(len(logits))
     inside = True if isinstance(count, int) else (jnp.arange(len(logits)) < count)[:, None]
     highest = shards.max_vocab(jax.lax.stop_gradient(jnp.max(logits, 0, where=inside, initial=-jnp.inf)))

@@ -29,7 +29,7 @@ class Minibatching(NamedTuple):
 
 
 class ExtraMetrics(NamedTuple):
-    """What a learner measures and does not learn from."""
+    """Which metrics a learner computes beside the metrics of its loss."""
 
     outcomes: bool = False  # the policy on right and on wrong completions, by Experience.correct
     reference: bool = False  # the KL to a reference that no penalty reads
@@ -40,10 +40,10 @@ NOTHING = ExtraMetrics()
 
 
 class Learning(NamedTuple):
-    """How an update is cut and computed.
+    """config.learner: how an update is cut into minibatches and microbatches, and how it is computed.
 
-    But for rounding, the result depends on epochs, minibatches, dtype, lora, old_logprobs, temperature, value_clip and
-    critic_warmup alone.
+    Apart from rounding, only epochs, minibatches, dtype, lora, old_logprobs, temperature, value_clip and critic_warmup
+    change the result.
     """
 
     epochs: Amendable[Annotated[int, Range(least=1, most=10_000)]] = 1  # passes over a step's rollout
@@ -61,21 +61,21 @@ class Learning(NamedTuple):
     attention: Free[Annotated[str, OneOf(('auto', 'splash', 'xla'))]] = 'auto'
     # computed again in the backward pass: none; dots (all of a layer but products with weights), full (whole layers)
     remat: Free[Annotated[str, OneOf(tuple(transformer.REMAT))]] = 'none'
-    # waits in the hosts' memory until it is used: optimizer, reference
+    # lie in the hosts' memory until they are used: optimizer, its moments; reference, its parameters
     offload: Free[frozenset[Annotated[str, OneOf(OFFLOADABLE)]]] = frozenset()
-    # of a step's rollout: forward, in one pass; decode, by the sampler's programs again, token by token, bit-equal to
-    # the sampler's own
+    # how a rollout's old_logprobs are computed: forward, in one pass of the learner; decode, by the sampler's programs,
+    # token by token, bit-equal to the sampler's logprobs
     old_logprobs: Amendable[Annotated[str, OneOf(('forward', 'decode'))]] = 'forward'
     dtype: NoKey[str] = 'float32'  # of computation, and of what adapters leave frozen
     lora: NoKey[LoraOptions] = OFF  # adapters, which alone are trained then
-    temperature: NoKey[float] = 1.0  # logprobs are those of softmax(logits / temperature)
+    temperature: NoKey[float] = 1.0  # logits are divided by it before softmax
     value_clip: NoKey[float] = 0.0  # how far a critic's value may move in a step without more loss; 0: any
     critic_warmup: NoKey[int] = 0  # steps at the start in which the critic learns alone
-    max_bad_steps: Free[Natural] = 10  # more non-finite updates than this, in the whole run, stop it
+    max_bad_steps: Free[Natural] = 10  # non-finite updates in the whole run, above which the run stops
 
     @classmethod
     def from_config(cls, section, **others):
-        """Reads config.learner; others: fields that are no keys. Raises BadInput for a missing or wrong value."""
+        """Reads config.learner; others: fields that are not keys of it. BadInput for a missing or wrong value."""
         values: dict[str, Any] = ranges.read_section(cls, section, 'learner') | others
         values['offload'] = frozenset(values['offload'])
         return cls(**values)
@@ -87,7 +87,7 @@ class Learning(NamedTuple):
 
     @property
     def updates(self) -> int:
-        """Optimizer updates on one rollout."""
+        """The number of optimizer updates on one rollout: epochs times minibatches."""
         return self.epochs * self.minibatches
 
     @property
@@ -106,7 +106,7 @@ class Learning(NamedTuple):
         return {*needed} - decoded | ({'forward_logprobs'} if decoded and self.updates > 1 else set())
 
     def known_fields(self, needed: Set[str]) -> set[str]:
-        """The fields of Experience that learner and sampler compute before it; needed: Algorithm.needed_logprobs."""
+        """The fields of Experience that learner or sampler compute before an update; needed: as in scored_fields."""
         return {*needed} | self.scored_fields(needed) | {*self.decoded_fields[:1]}
 
     def minibatching(self, group_size: int) -> Minibatching:
@@ -119,7 +119,7 @@ class Optimization(NamedTuple):
 
     learning_rate: Annotated[float, Range(least=0, most=10)] = 1e-6  # of AdamW, after warm-up
     schedule: Annotated[str, OneOf(SCHEDULES)] = 'constant'  # after warm-up: constant, linear or cosine to zero
-    warmup: Natural = 0  # updates in which the learning rate rises to it
+    warmup: Natural = 0  # updates at the start, over which the learning rate rises
     warmup_ratio: Share = 0.0  # the same as a share of all updates, where warmup is 0
     b1: Decay = 0.9  # of AdamW's mean of gradients
     b2: Decay = 0.95  # of AdamW's mean of their squares
@@ -128,7 +128,7 @@ class Optimization(NamedTuple):
     weight_decay: Annotated[float, Range(least=0, most=10)] = 0.0
     # parameters that decay: all, or matrices, which leaves out norms, biases and a value head
     decays: Annotated[str, OneOf(('all', 'matrices')), ReadWith('.weight_decay')] = 'all'
-    max_grad_norm: Positive = 1.0  # longer gradients are scaled down to it
+    max_grad_norm: Positive = 1.0  # norm to which longer gradients are scaled down
 
     @classmethod
     def from_config(cls, section, name='optimizer'):
@@ -141,7 +141,7 @@ class Optimization(NamedTuple):
 
 
 class Optimizers(NamedTuple):
-    """The optimizers of a run."""
+    """The optimizers of a run's policy and critic."""
 
     policy: optax.GradientTransformation
     critic: optax.GradientTransformation | None = None

@@ -30,7 +30,7 @@ LONGER = 1.5  # how many times the least length a row may have, if all rows toge
 
 
 class PackSizes(NamedTuple):
-    """The sizes of packed rows."""
+    """The sizes of packed rows, and of the prompts and groups that are packed into them."""
 
     rows: int  # of a microbatch, on all devices
     columns: int
@@ -90,7 +90,7 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
 
 
 def device_share(mesh: Mesh, shapes: Shapes, learning: Learning) -> int:
-    """The most completions that one device has of a minibatch."""
+    """The largest number of a minibatch's completions on one device."""
     return -(-shapes.prompts * shapes.group_size // (learning.minibatches * devices_along(mesh, BATCH_AXES)))
 
 
@@ -126,16 +126,16 @@ def choose_columns(shapes: Shapes, share: int, whole_groups: bool, platform: str
 
 
 def cut_padded(sizes: PackSizes, share: int) -> int:
-    """How many microbatches a device's `share` of padded rows is cut into: the fewest whose tokens fit a packed row.
+    """How many microbatches `share` padded rows are cut into: the fewest, each with no more tokens than a packed row.
 
-    A microbatch has at least one row, even if that row is longer than a packed one.
+    A microbatch has at least one row, even if that row is longer than a packed row. share: rows of a device.
     """
     width = sizes.queries + sizes.tokens
     return next(n for n in range(1, share + 1) if share % n == 0 and share // n * width <= max(sizes.columns, width))
 
 
 def pack(prompt_mask, completion_mask, sizes: PackSizes, minibatches: int) -> PackedCells:
-    """Packs the rows with these masks, bool[B, Q] and bool[B, C]; returns PackedCells of numpy arrays.
+    """Chooses where rows with these masks, bool[B, Q] and bool[B, C], lie when packed; returns numpy PackedCells.
 
     Completions without tokens are left out. Groups are dealt to minibatches as descent.interleave deals them; within a
     minibatch, a packed row may lie on any device.
@@ -231,7 +231,7 @@ def microbatch_output(
     """
     if cells is None:
         return padded_logprobs(params, rollout, spec.model_config, spec.head, remat, ids)
-    assert spec.sizes is not None, 'cells are those of packed rows'
+    assert spec.sizes is not None, 'only packed rows have cells'
     sizes, head, model_config = spec.sizes, spec.head, spec.model_config
     text, columns = _gather_text(rollout, cells), rollout.completion_mask.shape[1]
     starts, lengths = text.start[:, :: sizes.block], text.length[:, :: sizes.block]
@@ -252,10 +252,10 @@ def microbatch_output(
 
 
 def rollout_output(params, rollout: Rollout, packed: PackedCells | None, spec: ForwardSpec) -> HeadOutput:
-    """HeadOutput of a step's completion tokens, not to be differentiated; packed is None where rows are padded."""
+    """HeadOutput of all completion tokens of a step, without gradients; packed is None where rows are padded."""
     if packed is None:
         return microbatch_output(params, rollout, None, spec, 'none')
-    assert spec.sizes is not None, 'cells are those of packed rows'
+    assert spec.sizes is not None, 'only packed rows have cells'
     group_size = spec.sizes.group_size
     minibatches = jax.tree.map(lambda x: descent.interleave(x, len(packed.count), group_size), rollout)
 
@@ -303,7 +303,7 @@ def _completion_places(rollout, cells):
 
 
 class Text(NamedTuple):
-    """Packed rows, each i32[rows, columns]."""
+    """What lies in each cell of packed rows; all arrays are i32[rows, columns]."""
 
     tokens: jax.Array
     positions: jax.Array

@@ -24,7 +24,7 @@ TOKENS = PartitionSpec(BATCH_AXES, 'context')
 
 
 def make_mesh_ops(model_config: transformer.ModelConfig, mesh: Mesh, learning: Learning) -> MeshOps:
-    """The MeshOps of a model on the mesh, with the adapters and the attention that learning names.
+    """The MeshOps by which a model's forward pass runs on the mesh, with the adapters and attention in learning.
 
     Raises BadInput for learner.attention='splash' on devices without such a kernel.
     """
@@ -87,7 +87,10 @@ def make_mesh_ops(model_config: transformer.ModelConfig, mesh: Mesh, learning: L
 
 
 def _gather_scatter(over_mesh, fsdp, *axes):
-    """The linear.GatherScatter of a matrix that is cut along fsdp; axes: the mesh axis of each dimension, or None."""
+    """The linear.GatherScatter of a matrix that is cut along fsdp: it gathers the matrix, and scatters its gradient.
+
+    axes: the mesh axis along which each dimension of the matrix is cut, or None.
+    """
     part, whole = PartitionSpec(*axes), PartitionSpec(*(axis if axis == 'tensor' else None for axis in axes))
     dimension = axes.index('fsdp')
 
@@ -107,7 +110,7 @@ def _gather_scatter(over_mesh, fsdp, *axes):
 
 
 def _gather_tokens(fsdp):
-    """Makes VocabShards.gather_tokens: it gathers along fsdp, and its gradient is scattered along fsdp."""
+    """Makes VocabShards.gather_tokens, which gathers arrays over tokens along fsdp, and scatters their gradients."""
 
     @jax.custom_vjp
     def gather(x):
@@ -118,7 +121,7 @@ def _gather_tokens(fsdp):
 
 
 def _gather(over_mesh, fsdp, w, stacked, cut):
-    """Gathers a layer's weight along fsdp, as it is multiplied; the weight's gradient is scattered again.
+    """Gathers a layer's weight w along fsdp for the layer's products; the gradient of w is scattered along fsdp.
 
     stacked and cut: the shardings of all layers' weights, gathered and cut. The gradient is written by hand, because
     the transpose of a sharding constraint would gather the gradient as well.
@@ -139,7 +142,7 @@ def _gather(over_mesh, fsdp, w, stacked, cut):
 
 
 def _attend_by(choice, mesh):
-    """attention.Rule.by for the mesh's devices: splash, cudnn or xla; BadInput for the choice 'splash' on GPUs."""
+    """The kernel of attention (Rule.by) on the mesh's devices: splash, cudnn or xla; BadInput for 'splash' on GPUs."""
     device = mesh.devices.flat[0]
     platform = device.platform
     if choice == 'splash' and platform not in ('tpu', 'cpu'):

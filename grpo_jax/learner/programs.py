@@ -33,12 +33,12 @@ UNKNOWN_MEMORY = 2**34  # bytes, of a device that is not in the table of chips, 
 class Initial(NamedTuple):
     """Builds the first TrainState; parameters that adapters leave frozen go into it without a copy."""
 
-    program: Any  # jitted, (trained parameters) -> TrainState of these alone
+    program: Any  # jitted, (trained parameters) -> TrainState without frozen parameters
 
     def __call__(self, params: Any) -> TrainState:
         """Returns the first TrainState, on the mesh; params: a policy's, or only the trained ones of lora.split.
 
-        The first update donates the state with its frozen parameters; from then on use those of the new state.
+        The first update donates the state, with its frozen parameters; the new state then holds the valid ones.
         """
         trained, frozen = lora.split(params)
         state = self.program(trained)
@@ -46,18 +46,18 @@ class Initial(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The update of the policy."""
+    """The program that updates the policy, as a function of whole TrainStates."""
 
     program: Executable  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
 
     def __call__(self, state: TrainState, experience: Any, packed: Any) -> tuple[TrainState, dict[str, Any]]:
-        """(TrainState after the update, metrics); the old state is donated. What is pending passes by the devices."""
+        """(TrainState after the update, metrics); the old state is donated, but its pending, on the host, is kept."""
         updated, metrics = self.program(state.replace(pending=None), experience, packed)
         return updated.replace(pending=state.pending), metrics
 
 
 class Learner(NamedTuple):
-    """The learner of a policy."""
+    """The learner of a policy: its programs, its packing, and the shapes of its TrainState."""
 
     initial: Initial  # (params) -> TrainState on the mesh
     sizes: packing.PackSizes | None  # of packed rows; None where rows are padded
@@ -84,7 +84,7 @@ class Learner(NamedTuple):
 
     @property
     def programs(self) -> dict[str, Executable]:
-        """The programs by name that every step runs."""
+        """The learner's Executables that every step runs, by name."""
         programs = {'logprobs': self.scorer} if self.scorer_fields else {}
         if self.values is not None:
             programs['values'] = self.values
@@ -92,7 +92,7 @@ class Learner(NamedTuple):
 
 
 class RewardLearner(NamedTuple):
-    """The learner of a reward model."""
+    """The learner of a reward model: its programs, and the shapes of its TrainState."""
 
     initial: Callable  # (params of a policy, or of a reward model that is trained further) -> TrainState on the mesh
     values: Executable  # (TrainState, Rollout) -> f32[B, C]
@@ -113,7 +113,7 @@ def make_learner(
     """The Learner of an algorithm: its abstract TrainState and its programs, which are not compiled yet.
 
     shapes: of a step. kept: what other parts of a run keep in TrainState.aux, as a dict of ShapeDtypeStructs by key;
-    it begins as zeros. extra: metrics that are computed beside those of the loss. Raises BadInput if minibatches,
+    it begins as zeros. extra: metrics that are computed beside the metrics of the loss. Raises BadInput if minibatches,
     microbatches and mesh do not divide the batch, or if packed rows are too short.
     """
     check_sizes(algorithm, mesh, shapes, learning)
@@ -331,7 +331,7 @@ def check_sizes(
         raise BadInput(
             'learner.microbatches',
             learning.microbatches,
-            f'cuts groups of {shapes.group_size} apart, and the loss is one of whole groups; choose a divisor of the '
+            f'cuts groups of {shapes.group_size} apart, and this loss needs whole groups; choose a divisor of the '
             "minibatch's prompts",
         )
     packing.packed_sizes(mesh, shapes, learning, algorithm)
@@ -364,7 +364,7 @@ def _abstract_experience(spec, mesh, shapes, logprob_fields):
 
 
 def _packed_shardings(mesh):
-    """PackedCells with the sharding of each of its arrays."""
+    """The shardings of PackedCells: cells are cut over the rows and columns of packed rows, counts are not cut."""
     cells = NamedSharding(mesh, PartitionSpec(None, None, BATCH_AXES, 'context'))
     return packing.PackedCells(cells, specs.replicated(mesh))
 
@@ -384,7 +384,7 @@ def _abstract_cells(sizes, minibatches, mesh, shapes):
 def _abstract_state(spec, mesh, kept):
     """The abstract TrainState with its shardings; optimizer moments, reference and critic are cut like the parameters.
 
-    Those that learner.offload names lie in the hosts' memory.
+    Moments and reference lie in the hosts' memory where learner.offload names them.
     """
     learning = spec.learning
     params, frozen = lora.split(abstract_policy(spec.model_config, learning.lora, learning.dtype, mesh))

@@ -62,8 +62,9 @@ def new_aux(algorithm: algorithms.Algorithm, params, critic_optimizer=None) -> d
 def update(
     state: TrainState, experience: Experience, packed: PackedCells | None, spec: UpdateSpec
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """(TrainState, metrics f32[] by name) after epochs * minibatches optimizer updates (see descent.descend).
+    """Updates the policy, and a critic, from a step's Experience; returns (TrainState, metrics f32[] by name).
 
+    There are epochs * minibatches optimizer updates (see descent.descend).
     If params have adapters, only these are trained. The weights of the loss are computed before a minibatch is cut
     into microbatches, so the cut changes nothing. packed: where the step's tokens lie in packed rows; None: rows are
     padded. A critic's rows are always padded. Skipped updates of policy and critic are counted in
@@ -97,11 +98,11 @@ def update(
 
 
 def anchor_logprobs(logprobs: Float[Array, 'B C'], experience: Experience, learning: Learning) -> Float[Array, 'B C']:
-    """The logprobs that the loss reads, where old_logprobs may come from the sampler's programs.
+    """The logprobs f32[B, C] that the loss reads in place of `logprobs`, the output of the learner's forward pass.
 
-    With learning.old_logprobs = 'decode' their value is old_logprobs plus the change of the learner's logprobs since
-    the start of the step, so before the first update the ratio is exactly 1; their gradient is that of `logprobs`.
-    Otherwise they are `logprobs`.
+    With learning.old_logprobs = 'decode' the value is old_logprobs plus the change of the learner's logprobs since the
+    start of the step, so before the first update the ratio is exactly 1; the gradient is the gradient of `logprobs`.
+    With 'forward' they are `logprobs`.
     """
     old: Any = experience.old_logprobs
     if not learning.decoded_fields:

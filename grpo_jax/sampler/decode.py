@@ -16,7 +16,7 @@ from grpo_jax.types import Array
 
 
 class Report(NamedTuple):
-    """Numbers that the host reads after a segment."""
+    """Numbers that the host reads after a segment: what the segment did, and what remains of the rollout."""
 
     live: Int[Array, '']  # rows of the batch that still decode
     steps: Int[Array, '']  # decode steps of the segment
@@ -69,11 +69,11 @@ def decode_segment(
 
 
 class _Choice(NamedTuple):
-    """What a row's tokens depend on besides the model."""
+    """What the choice of a row's tokens depends on besides the model: noise, given tokens, greedy or not."""
 
     keys: Key[Array, ' B']
     given_tokens: Int[Array, 'B C']
-    greedy: Bool[Array, ' B'] | None  # rows that take the argmax; None: none does
+    greedy: Bool[Array, ' B'] | None  # rows that take the argmax; None: no row does
 
 
 def _choose_token(params, hidden, batch, n, choice, model_config, options):
@@ -108,9 +108,9 @@ def _choose_token(params, hidden, batch, n, choice, model_config, options):
 def can_use_draw_kernel(head: Mapping[str, Any], options: Sampling, keys: Key[Array, ' B']) -> bool:
     """Returns whether draw_kernel.draw can draw the tokens.
 
-    It can if temperature is above 0, no row is greedy and no option changes the distribution (Sampling.truncates). The
-    head must be an array that is not quantized, whose vocabulary the current mesh's tensor axis divides. The keys must
-    be threefry2x32, with jax_threefry_partitionable on. head: transformer.head_weights, which has one entry.
+    The kernel needs a temperature above 0, no greedy row, and no option that changes the distribution. The head must be
+    an array, not quantized, and the current mesh's tensor axis must divide its vocabulary. The keys must be
+    threefry2x32, with jax_threefry_partitionable on. head: transformer.head_weights, which has one entry.
     """
     ((name, weights),) = head.items()
     return (
@@ -125,7 +125,7 @@ def can_use_draw_kernel(head: Mapping[str, Any], options: Sampling, keys: Key[Ar
 
 
 def _written_tokens(batch, n, given_tokens, options):
-    """(i32[B] tokens that are given or forced at position n i32[B], -1 where none is; bool[B] where one is forced)."""
+    """(tokens i32[B] that are given or forced at position n i32[B], -1: none; bool[B], whether one is forced)."""
     given = jnp.take_along_axis(given_tokens, n[:, None], 1, mode='clip')[:, 0]
     if not options.thinking_tokens:
         return given, jnp.zeros_like(batch.live)
@@ -136,7 +136,7 @@ def _written_tokens(batch, n, given_tokens, options):
 
 
 def _after_token(batch, token, n, tables, options):
-    """Reads each row's token i32[B] at position n i32[B]; returns (DecodeBatch, bool[B] of live rows that stop)."""
+    """Returns (DecodeBatch, bool[B] of live rows that stop) after each row's new token i32[B] at position n i32[B]."""
     states = stops.advance(tables, batch.states, token, batch.live)
     states = stops.forget_early(tables, states, n, options.min_tokens)
     stopped = jnp.isin(token, jnp.asarray(options.stop_tokens, jnp.int32))
@@ -151,7 +151,7 @@ def _after_token(batch, token, n, tables, options):
 
 
 def _write_records(state, batch, first, records, done, version):
-    """Returns the state with a segment's records, each [steps, B]; first i32[B]: where each row's records begin."""
+    """Returns the state with a segment's records, each [steps, B]; first i32[B]: position of a row's first record."""
     tokens, logprobs, forced, valid = (x.T for x in records)
     columns = first[:, None] + jnp.arange(tokens.shape[1])
     at = (batch.rows[:, None], jnp.where(valid, columns, state.tokens.shape[1]))  # beyond the end: dropped

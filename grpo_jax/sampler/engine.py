@@ -45,20 +45,20 @@ Progress = Callable[[int, int, int], Any]  # (tokens so far, live rows of the ba
 
 
 class Enough(NamedTuple):
-    """When all unfinished rows pause: as soon as so many groups are complete, and all that are waited for."""
+    """Decides when unfinished rows pause: as soon as `groups` groups are complete, with all groups in waited_for."""
 
     groups: int
-    waited_for: np.ndarray  # bool[P]
+    waited_for: np.ndarray  # bool[P], groups that must be complete
 
     def __call__(self, ended: np.ndarray) -> bool:
-        """Whether they pause; ended: bool[B], which rows of all processes have ended."""
+        """Whether the unfinished rows pause; ended: bool[B], which rows of all processes have ended."""
         complete = np.all(ended.reshape(len(self.waited_for), -1), axis=1)
         return bool(complete.sum() >= self.groups and np.all(complete[self.waited_for]))
 
 
 @dataclasses.dataclass
 class Stats:
-    """What a rollout cost."""
+    """What a rollout cost: numbers of decode steps, rows, tokens and bytes, and seconds."""
 
     steps: int = 0  # decode steps, one after another
     slot_steps: int = 0  # sum over steps of the rows decoded, live or not (of one shard, times shards)
@@ -72,7 +72,7 @@ class Stats:
 
     @property
     def utilisation(self) -> float:
-        """Share of decoded slots that yielded a token."""
+        """The share of slots (rows of decode steps, live or not) that yielded a token: tokens / slot_steps."""
         return self.tokens / max(self.slot_steps, 1)
 
 
@@ -93,13 +93,13 @@ class _Ongoing:
     reported: Any = False  # bool[B], rows that `finished` was called for
 
     def must_wake(self, programs):
-        """Whether all unfinished rows have paused, and `enough` says that they shall go on."""
+        """Whether all unfinished rows have paused at their limit, and `enough` says that the rows must go on."""
         if self.enough is None or self.unfinished:
             return False
         return not self.enough(programs.fetch_ended(self.state))
 
     def report(self, programs, live, rows):
-        """Calls `finished` for each row that has ended since the last call, and `progress`."""
+        """Calls `finished` for each row that has ended since the last call, then `progress` once."""
         if self.finished:
             numbers, tokens, count, ended, truncated = programs.read_rows(self.state, pauses=self.enough is not None)
             for i in np.flatnonzero(ended & ~self.reported):
@@ -111,7 +111,7 @@ class _Ongoing:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """What samples a run's rollouts: an Engine, or a serve.RemoteEngine where other processes do; see Engine."""
+    """What samples a run's rollouts: an Engine, or a serve.RemoteEngine where other processes sample; see Engine."""
 
     mesh: Any
     schedule: Schedule
@@ -137,7 +137,7 @@ class Sampler(Protocol):
 
 
 class Engine:
-    """Samples rollouts in decode batches, with the programs that its schedule can reach."""
+    """Samples rollouts in decode batches, with the programs that its schedule can reach, on `shards` shards."""
 
     def __init__(self, schedule: Schedule, programs: SamplerPrograms, shards: int):
         self.schedule, self.programs, self._shards = schedule, programs, shards
@@ -168,7 +168,7 @@ class Engine:
         return params if isinstance(params, Sent) else Sent(self.programs.send(params))
 
     def put(self, tree: Any) -> Any:
-        """Host arrays over rows as `sample` takes them: on the engine's mesh, but Prompts.first on the host."""
+        """Puts host arrays over rows where `sample` needs them: on the engine's mesh, but Prompts.first on the host."""
         if isinstance(tree, Prompts):
             return batches.put_rows(tree.replace(first=None), self.mesh).replace(first=tree.first)
         return batches.put_rows(tree, self.mesh)
@@ -216,15 +216,15 @@ class Engine:
         finished: Finished | None = None,
         progress: Progress | None = None,
     ) -> tuple[Rollout, Stats]:
-        """Continues the unfinished rows of a Rollout; returns (Rollout, Stats), which do not count its earlier tokens.
+        """Continues the unfinished rows of a Rollout; returns (Rollout, Stats of the new tokens alone).
 
         A row keeps the noise of the step in which it began (version[:, 0]): with the same weights it gets the tokens
         that it would have got without the pause. New tokens carry version `step`. Other arguments are as in `sample`,
         but `finished` is called for rows that had ended before too, and not for rows that pause.
 
-        until: an int or i32[B], the most tokens that a row gets; None: to the end. Or enough(ended bool[B]), of a
-            schedule that carries, where rows of the first prompts of each shard may have tokens: all unfinished rows
-            get equally many tokens, a multiple of CUT, until there are enough.
+        until: an int or i32[B], the most new tokens of a row; None: to the end. Or a function enough(ended bool[B]),
+            for a schedule with carried rows (only each shard's first prompts may have tokens): all unfinished rows get
+            CUT more tokens at a time, until enough returns True.
         """
         sent, earlier = self.send(params).policy, int(processes.fetch(rollout.completion_mask).sum())
         enough: Any = until if callable(until) else None
@@ -246,7 +246,7 @@ class Engine:
         return self(params, prompts, key, rollout.version[0, 0], given=given)
 
     def _finish_rows(self, sent, ongoing, opened):
-        """Decodes until all rows have ended, where the first `opened` prompts have begun; returns (Rollout, Stats)."""
+        """Decodes until all rows have ended or paused; returns (Rollout, Stats). opened: prompts begun before."""
         stats, programs, fresh = ongoing.stats, self.programs, self.schedule.fresh_batch()
         stats.inspection = programs.inspect(ongoing.weights, sent)
         began = time.monotonic()
@@ -302,7 +302,7 @@ class Engine:
                 batch, size = self._shrink(stats, batch, size, smaller), smaller
 
     def _shrink(self, stats, batch, size, smaller):
-        """Returns the batch in the smaller size, the batch itself if sizes are equal; stats.peak_bytes has the copy."""
+        """Returns the batch in the smaller size, or as it is if sizes are equal; stats.peak_bytes counts the copy."""
         if smaller == size:
             return batch
         needed_bytes = self.schedule.bytes(*size) + self.schedule.copy_bytes(smaller.rows, size.chunks)
@@ -328,8 +328,8 @@ def make_sampler(
 ) -> Sampler:
     """Makes a Sampler, (params, Prompts, key, step) -> Rollout; a program is compiled when it is first needed.
 
-    It is an Engine; where the sampler's devices belong to other processes, a serve.RemoteEngine. mesh: of policy and
-    sampler, or the Sides where they have one each. automata: what stops.make_automata returns, or
+    The Sampler is an Engine, or a serve.RemoteEngine where the sampler's devices belong to other processes. mesh: one
+    mesh for policy and sampler, or Sides with a mesh for each. automata: what stops.make_automata returns, or
     stops.abstract_automata where nothing runs. block and segment replace the numbers of the platform. carried: how many
     of the prompts may have rows with tokens of earlier steps; with some, the Sampler is for `go_on` alone. Raises
     BadInput when the mesh does not divide the prompts, when the cache's budget holds not even one group, or when

@@ -1,7 +1,7 @@
 """A rollout in one function, without a schedule: the front page of the sampler.
 
 `generate` decodes the whole batch at once, in one program. The engine gives the same tokens by many programs, whose
-memory and work follow the rows that are still live. Its words, and where they live:
+memory and work follow the rows that are still live. The engine's words, and the files that define them:
 
     RolloutState   all rows of a rollout and their tokens so far (state.py)
     DecodeBatch    the rows that are decoded together, with their keys and values (state.py)
@@ -66,7 +66,7 @@ def generate(
     c: the model's config.
     tables: the automata of stop strings and of thinking, as sampler.stops makes them.
     block: how many columns of the cache are read at once.
-    limit: ends rows earlier than sampling.max_tokens.
+    limit: tokens after which each row ends; None: sampling.max_tokens.
     """
     # 1. The state of all rows: no tokens yet.
     given_tokens = jnp.full((keys.shape[0], sampling.max_tokens), -1, jnp.int32)

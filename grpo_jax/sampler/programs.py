@@ -1,8 +1,8 @@
 """The sampler's programs: a table of their kinds, and a program for each size that a rollout can reach.
 
-`PROGRAMS` says for each kind which function is compiled, which inputs (of `INPUTS`) it takes, which of them it may
+For each kind, `PROGRAMS` has the function that is compiled, its inputs (of `INPUTS`), the inputs that it may
 overwrite, and how its results lie on the mesh. Each shard of the rows decodes on its own (`_per_shard`) until its own
-rows have ended, so the decode loops have no collectives but those that the partitioner adds along the tensor axis.
+rows have ended, so the decode loops have only the collectives that the partitioner adds along the tensor axis.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,8 +36,8 @@ from grpo_jax.types import Prompts
 SEGMENT = {'cpu': 32, 'gpu': 64, 'tpu': 64}
 BLOCK = {'cpu': 32, 'gpu': 128, 'tpu': 128}
 HALVINGS = {'cpu': 10, 'gpu': 3, 'tpu': 3}
-# whether programs have no loop over layers, each of which then has arrays of its own: a GPU waits for the host in every
-# round of a loop, and copies what a layer reads out of the arrays of all
+# whether programs have no loop over layers, so that each layer has arrays of its own: in a loop, a GPU waits for the
+# host in every round, and copies what a layer reads out of the arrays of all layers
 BY_LAYER = {'cpu': False, 'gpu': True, 'tpu': False}
 
 # how arrays are cut: along their first axis, along the rows of a chunk, not at all
@@ -147,7 +147,7 @@ class SamplerSpec:
 
     @property
     def attend_by(self) -> str:
-        """attention.Rule.by in prefills: splash with kernels on (auto: on TPUs) and no head of keys cut; else xla."""
+        """attention.Rule.by of prefills: splash if kernels are on (auto: on TPUs) and heads can be cut; else xla."""
         on_tpu = self.mesh.devices.flat[0].platform == 'tpu'
         in_kernels = {'on': True, 'auto': on_tpu, 'off': False}[self.sampling.kernels]
         return 'splash' if in_kernels and _cuts_heads(self.model_config, self.mesh) else 'xla'
@@ -163,17 +163,17 @@ class SamplerSpec:
 
     @property
     def abstract_params(self) -> Any:
-        """Abstract parameters of the policy, with its adapters."""
+        """The policy's parameters and adapters as abstract arrays: shapes, dtypes and shardings."""
         return abstract_policy(self.model_config, self.sampling.lora, self.sampling.dtype, self.mesh)
 
     @functools.cached_property
     def abstract_weights(self) -> Any:
-        """Abstract weights as the sampler reads them."""
+        """The sampler's weights as abstract arrays."""
         return self._abstract_results(schedule.WEIGHTS)
 
     @functools.cached_property
     def abstract_state(self) -> state.RolloutState:
-        """An abstract RolloutState."""
+        """A RolloutState of abstract arrays."""
         return self._abstract_results(schedule.STATE)
 
     def abstract_batch(self, key: ProgramKey) -> state.DecodeBatch:
@@ -204,13 +204,13 @@ class SamplerSpec:
         return compiled.with_shardings(batch, jax.tree.map(self.sharding, batch))
 
     def _abstract_results(self, key):
-        """The abstract results of a program."""
+        """The results of a key's program as abstract arrays with shardings."""
         kind = PROGRAMS[key.kind]
         results = jax.eval_shape(functools.partial(kind.function, self, key), *kind.abstract_inputs(self, key))
         return compiled.with_shardings(results, self.shardings(key, results))
 
     def shardings(self, key: ProgramKey, results: Any) -> Any:
-        """A NamedSharding for each result of a program."""
+        """A NamedSharding for each result of a key's program."""
         shardings = PROGRAMS[key.kind].shardings
         return shardings(self) if shardings else jax.tree.map(self.sharding, results)
 
@@ -276,7 +276,7 @@ INPUTS = {
 
 
 def _per_shard(in_specs, out_specs):
-    """A decorator for (spec, key, *inputs): each shard of the rows runs the function on its own part of the inputs.
+    """A decorator of function(spec, key, *inputs): each shard of the rows runs it on its own part of the inputs.
 
     A scalar that the function returns comes back as an array with one number for each shard.
     """
@@ -319,13 +319,13 @@ def _convert_weights(spec, key, params):
 
 
 def _adapters_shardings(spec):
-    """The shardings of adapters that cross to the sampler's side."""
+    """The shardings of adapters on the sampler's mesh: not cut along fsdp."""
     trained, _ = lora.split(lora.policy_table(spec.model_config, spec.sampling.lora))
     return specs.sampler_params(trained, spec.mesh)
 
 
 def _weights_shardings(spec):
-    """The shardings of the sampler's weights."""
+    """The shardings of the sampler's weights, for matrices in int8 and layers one by one where the spec has them."""
     table = transformer.param_table(spec.model_config)
     shardings = specs.sampler_params(table, spec.mesh)
     if spec.weights_dtype == jnp.int8:
@@ -368,7 +368,10 @@ def _count_remaining(spec, key, rollout_state):
 
 
 def _opening(function, sizes):
-    """A program that makes a DecodeBatch of each shard by a function of state.py; sizes(spec, key): its argument."""
+    """Makes the function of a program that opens a DecodeBatch on each shard.
+
+    function: one of state.py that opens a batch. sizes(spec, key): the argument `sizes` of that function.
+    """
 
     @_per_shard((SAME, ROWS, SAME), BATCH)
     def open_batch(spec, key, weights, rollout_state, number):
@@ -380,7 +383,7 @@ def _opening(function, sizes):
 
 
 def _reporting(function):
-    """A decorator: of the shards' Reports, which come last, the largest numbers are returned, and the sum of tokens."""
+    """A decorator that merges the shards' Reports, the last result: the sum of tokens, the largest of other numbers."""
 
     def run(spec, key, *inputs):
         batch, rollout_state, reports = function(spec, key, *inputs)
@@ -392,7 +395,7 @@ def _reporting(function):
 @_reporting
 @_per_shard((BATCH, ROWS, SAME), (BATCH, ROWS, ROWS))
 def _wake_rows(spec, key, batch, rollout_state, tokens):
-    """(DecodeBatch, RolloutState, Report) after a pause; the Report counts as after a segment."""
+    """state.wake_rows of each shard, with a Report as after a segment: (DecodeBatch, RolloutState, Report)."""
     batch, rollout_state = state.wake_rows(_take_shard(batch), rollout_state, tokens)
     live = jnp.sum(batch.live, dtype=jnp.int32)
     return batch, rollout_state, decode.Report(live, jnp.int32(0), *state.count_remaining(rollout_state))
@@ -401,7 +404,7 @@ def _wake_rows(spec, key, batch, rollout_state, tokens):
 @_reporting
 @_per_shard((SAME, BATCH, ROWS, SAME, SAME), (BATCH, ROWS, ROWS))
 def _decode_segment(spec, key, weights, batch, rollout_state, tables, step):
-    """(DecodeBatch, RolloutState, Report) after a segment."""
+    """Decodes a segment on each shard (decode.decode_segment); returns (DecodeBatch, RolloutState, Report)."""
     steps, batch = spec.schedule.segment, _take_shard(batch)
     return decode.decode_segment(weights, batch, rollout_state, tables, step, spec.model_config, spec.sampling, steps)
 
@@ -420,17 +423,17 @@ def _choose_rows(spec, key, batch):
 
 @_per_shard((CHUNKS, ROWS), CHUNKS)
 def _gather_rows(spec, key, chunk, order):
-    """A chunk, or the prompt cache, of rows that a shard keeps."""
+    """A copy of a chunk, or of the prompt cache, with the rows that each shard keeps."""
     return state.gather_rows(chunk, order, key.rows // key.prompts if key.prompts else 1)
 
 
 def _finish(spec, key, rollout_state):
-    """The Rollout of a RolloutState."""
+    """The Rollout that a RolloutState has come to, by state.finish."""
     return state.finish(rollout_state, spec.sampling.pad_token)
 
 
 def _take_shard(batch):
-    """A shard's DecodeBatch with length i32[]; in a program's inputs the length is i32[shards]."""
+    """A shard's DecodeBatch with cache.length as i32[]; in a program's inputs cache.length is i32[shards]."""
     return batch.replace(cache=batch.cache.replace(length=batch.cache.length[0]))
 
 
@@ -445,10 +448,10 @@ class ProgramKind(NamedTuple):
     function: Callable
     inputs: tuple[str, ...]  # of INPUTS
     donated: tuple[str, ...] = ()  # inputs whose memory the results may take
-    shardings: Callable | None = None  # SamplerSpec -> those of the results; None: each as SamplerSpec.sharding says
+    shardings: Callable | None = None  # SamplerSpec -> shardings of the results; None: by SamplerSpec.sharding
 
     def abstract_inputs(self, spec: SamplerSpec, key: ProgramKey) -> list:
-        """The abstract inputs of a program."""
+        """The inputs of a key's program as abstract arrays."""
         return [INPUTS[name](spec, key) for name in self.inputs]
 
 
@@ -482,7 +485,7 @@ PROGRAMS = {
 }
 
 
-@functools.lru_cache(maxsize=256)  # programs of some ten samplers; what jax has compiled of others is freed
+@functools.lru_cache(maxsize=256)  # programs of some ten samplers; jax frees the programs of older samplers
 def _jit_program(spec, key):
     """The jitted function of a program: one object for all equal samplers, so that jax traces and compiles it once."""
     kind = PROGRAMS[key.kind]
@@ -497,10 +500,10 @@ def _jit_program(spec, key):
 
 
 class SamplerPrograms:
-    """The calls that an Engine makes, and an Executable by ProgramKey for each program that a rollout can reach.
+    """The programs of a sampler: an Executable for each ProgramKey that a rollout can reach, and methods to call them.
 
-    Other programs, to replay or to go on after a pause, are added when they are first called. sides: where the policy's
-    parameters lie on other devices; then one of the programs runs there, whose results cross.
+    Other programs, to replay or to go on after a pause, are added when they are first called. sides: given if learner
+    and sampler have devices of their own; then the program that prepares the weights runs on the learner's devices.
     """
 
     def __init__(self, spec: SamplerSpec, automata: Mapping[str, Any], sides: Sides | None = None):
@@ -514,7 +517,7 @@ class SamplerPrograms:
 
     @functools.cached_property
     def tables(self) -> dict[str, Any]:
-        """The automata on every device."""
+        """The automata's tables by name, a copy on every device."""
         everywhere = specs.replicated(self.spec.mesh)
         return {name: processes.put(table, everywhere) for name, table in self._automata.items()}
 
@@ -525,7 +528,7 @@ class SamplerPrograms:
 
     @property
     def hash(self) -> str:
-        """One hash of all programs."""
+        """One hash of all programs, equal for samplers with equal programs."""
         executables = sorted((str(key), executable.hash) for key, executable in self._executables.items())
         return compiled.short_hash(' '.join(f'{name} {digest}' for name, digest in executables))
 
@@ -535,7 +538,7 @@ class SamplerPrograms:
         return _jit_program(spec, key).trace(*PROGRAMS[key.kind].abstract_inputs(spec, key))
 
     def _spec_of(self, key):
-        """The SamplerSpec of a program: on the learner's mesh where it sends to the sampler's."""
+        """A program's SamplerSpec: on the learner's mesh for the program whose results go to the sampler's mesh."""
         if self.sides is None or key != self._sender:
             return self.spec
         return dataclasses.replace(self.spec, mesh=self.sides.learner)
@@ -547,15 +550,16 @@ class SamplerPrograms:
         return compiled.Executable(functools.partial(self.trace, key), name=f"the sampler's program {key}")
 
     def _call(self, key, *inputs):
+        """Calls the program of a key, whose Executable is made at the first call."""
         if key not in self._executables:
             self._executables[key] = self._make(key)
         return self._executables[key](*inputs)
 
     def send(self, params: Any) -> Any:
-        """Sends a policy to the sampler's mesh; `weights` takes what this returns.
+        """Sends a policy to the sampler's mesh, and returns it there, as an argument for `weights`.
 
-        The learner's side gathers, casts and cuts the weights, and they cross. With adapters the policy's parameters
-        cross, the adapters each time and the frozen ones once. On one mesh nothing crosses, and it returns the params.
+        Weights are gathered, cast and cut on the learner's side before they are sent. With adapters, parameters are
+        sent as they are: the adapters each time, the frozen parameters once. On one mesh, params are returned.
         """
         if self.sides is None:
             return params
@@ -587,13 +591,13 @@ class SamplerPrograms:
     def resume_state(self, rollout: Any, prompts: Any, seed: Any, limit: Any) -> state.RolloutState:
         """The RolloutState that goes on where a Rollout paused.
 
-        seed: the key of its noise; limit: an int or i32[B], the most tokens that a row gets; None: to the end.
+        seed: the key of the sampling noise; limit: an int or i32[B], the most new tokens of a row; None: to the end.
         """
         prompts, limits = self._complete(prompts, limit)
         return self._call(schedule.RESUMED_STATE, rollout, prompts, seed, limits, self.tables)
 
     def _complete(self, prompts, limit):
-        """(Prompts with the number of each first sample, i32[B] of limits): what a caller may leave out."""
+        """Fills in what a caller may leave out; returns (Prompts with `first` and `thinking`, limits i32[B])."""
         if prompts.first is None:
             prompts = prompts.replace(first=np.zeros(len(prompts.ids), np.int32))
         if not self.spec.sampling.thinking_tokens:
@@ -612,25 +616,25 @@ class SamplerPrograms:
     ) -> state.DecodeBatch:
         """The DecodeBatch of some rows of every shard, prefilled; kind says which rows, and what `number` is.
 
-        'open': those of the number-th prompts. 'resume': the longest unfinished ones, before own column `number`.
-        'carry': all, where carried ones are prefilled before own column `number`.
+        'open': the rows of the number-th set of size.prompts prompts. 'resume': the longest unfinished rows, prefilled
+        before own column `number`. 'carry': all rows, the carried ones prefilled before own column `number`.
         """
         return self._call(self.spec.schedule.key(kind, size), weights, rollout_state, np.int32(number))
 
     def wake(self, batch: Any, rollout_state: Any, tokens: int, size: BatchSize) -> Any:
-        """(DecodeBatch, RolloutState, Report): rows that paused at their limit may get so many tokens more."""
+        """Lets rows paused at their limit get `tokens` tokens more; returns (DecodeBatch, RolloutState, Report)."""
         key, cache = self.spec.schedule.wake_key(size), batch.cache
         bare, rollout_state, report = self._call(key, _without_chunks(batch), rollout_state, np.int32(tokens))
         whole = bare.cache.replace(prompt=cache.prompt, chunks=cache.chunks)
         return bare.replace(cache=whole), rollout_state, report
 
     def decode_segment(self, weights: Any, batch: Any, rollout_state: Any, step: Any, size: BatchSize) -> Any:
-        """(DecodeBatch, RolloutState, Report) after a segment; step is the version of the weights."""
+        """Decodes a segment; returns (DecodeBatch, RolloutState, Report). step: the version of the weights."""
         key = self.spec.schedule.key('decode', size)
         return self._call(key, weights, batch, rollout_state, self.tables, np.int32(step))
 
     def add_chunk(self, batch: state.DecodeBatch, size: BatchSize) -> state.DecodeBatch:
-        """The batch with another, empty chunk, which gives it that size."""
+        """The batch with another, empty chunk; size: the batch's size with that chunk."""
         chunk = self._call(self.spec.schedule.add_key(size))
         return batch.replace(cache=batch.cache.replace(chunks=(*batch.cache.chunks, chunk)))
 
@@ -645,19 +649,19 @@ class SamplerPrograms:
         return bare.replace(cache=bare.cache.replace(prompt=gathered[0], chunks=tuple(gathered[1:])))
 
     def finish(self, rollout_state: state.RolloutState) -> Any:
-        """The Rollout of a RolloutState."""
+        """The Rollout that a RolloutState has come to, by state.finish."""
         return self._call(schedule.FINISH, rollout_state)
 
     def fetch_ended(self, rollout_state: state.RolloutState) -> np.ndarray:
-        """bool[B]: which rows, of all processes, have met a stop or have all their tokens."""
+        """bool[B]: which rows, of all processes, have met a stop or have C tokens."""
         done, count = processes.fetch((rollout_state.done, rollout_state.count))
         return done | (count >= self.spec.shapes.tokens)
 
     def read_rows(self, rollout_state: state.RolloutState, pauses: bool = False) -> tuple[np.ndarray, ...]:
         """(row numbers, tokens [R, C], count, ended, truncated) of the R rows that this process owns, as host arrays.
 
-        count: a row's tokens so far. ended: whether it has met a stop or its limit, or with `pauses`, where rows go on
-        after their limit, all its tokens. truncated: whether it met no stop.
+        count: a row's tokens so far. ended: whether the row has met a stop or its limit; with `pauses`, where rows go
+        on after their limit, whether it has met a stop or has C tokens. truncated: whether it has met no stop.
         """
 
         def read_own(array):

@@ -20,7 +20,7 @@ NEVER_DRAWN = -jnp.inf  # logit of a token that must not be drawn
 class Sampling(NamedTuple):
     """The options of config.rollout as plain values, which a program can be compiled for."""
 
-    # logprobs are those of softmax(logits / temperature); 0, for evaluations: exact argmax
+    # logits are divided by it before softmax, also for logprobs; 0, for evaluations: exact argmax
     temperature: Annotated[float, Range(least=0.01, most=100)] = 1.0
     max_tokens: Count = 64  # C, the completion budget
     stop_tokens: NoKey[tuple[int, ...]] = ()  # a completion ends with the first of them
@@ -28,10 +28,10 @@ class Sampling(NamedTuple):
     # probability of the tokens that may be drawn, the likeliest first; below 1 samples are biased: needs accept_bias
     top_p: PositiveShare = 1.0
     top_k: Natural = 0  # likeliest tokens that may be drawn; 0: all
-    min_p: Share = 0.0  # least probability of a token, as a share of the likeliest one's
-    # of tokens that prompt or completion hold, as in transformers (arXiv 1909.05858); 1.0: none
+    min_p: Share = 0.0  # least probability of a token that may be drawn, as a share of the likeliest token's
+    # divides positive logits of tokens in prompt or completion, multiplies negative ones (arXiv 1909.05858); 1.0: none
     repetition_penalty: Annotated[float, Range(least=0.01, most=100)] = 1.0
-    min_tokens: Natural = 0  # no stop before that many
+    min_tokens: Natural = 0  # the fewest tokens that a completion may have
     # tokens of a completion after which open thinking is ended by force; 0: never
     thinking_tokens: Annotated[Natural, OPEN] = 0
     thinking_end: NoKey[tuple[int, ...]] = ()  # the tokens that are forced
@@ -45,7 +45,7 @@ class Sampling(NamedTuple):
     # Pallas kernels prefill and decode: on, off, or auto: prefills on TPUs, decoding on those with two cores a chip
     kernels: Free[Annotated[str, OneOf(('auto', 'on', 'off'))]] = 'auto'
     lora: NoKey[LoraOptions] = OFF  # adapters of the parameters, which are merged into the weights
-    greedy: NoKey[int] = 0  # so many last rows of each group take the argmax of their logits, whatever the temperature
+    greedy: NoKey[int] = 0  # rows, the last of each group, that take the argmax of their logits at any temperature
 
     @classmethod
     def from_config(cls, section: Any, *, dtype: str, corrected: bool, lora: LoraOptions = OFF) -> 'Sampling':
@@ -96,7 +96,7 @@ class Sampling(NamedTuple):
 
     @property
     def read_strings(self) -> dict[str, tuple[str, ...]]:
-        """The strings that end a completion ('stop'), and that end and open thinking, where there are any."""
+        """Strings by automaton: 'stop' strings end a completion, 'thinking' ends thinking, 'opening' opens thinking."""
         strings = {'stop': self.stop_strings, 'thinking': (self.thinking_text,), 'opening': (self.thinking_start,)}
         return {name: texts for name, texts in strings.items() if any(texts)}
 
@@ -111,12 +111,12 @@ class RolloutOptions(NamedTuple):
     thinking_start: Annotated[str, FORCED] = '<think>'
     # the text that ends thinking
     thinking_end: Annotated[str, FORCED] = '</think>'
-    # keys and values on a device; rows beyond it wait; 0: no limit
+    # GiB for keys and values on a device; rows beyond them wait; 0: no limit
     cache_gib: Free[Annotated[float, Range(least=0, most=2**20)]] = 0.0
 
 
 def _check_bias(section, corrected):
-    """Refuses, with BadInput, to sample from another distribution than the one that is trained, unless accepted."""
+    """Raises BadInput if options bias what is sampled, unless accept_bias or, for dtypes, a correction permits it."""
     neutral_values = {'top_p': 1.0, 'top_k': 0, 'min_p': 0.0, 'repetition_penalty': 1.0, 'min_tokens': 0}
     for name, neutral in (neutral_values | {'cache_dtype': '', 'weights_dtype': ''}).items():
         # the logprobs of a quantized sampler are its own, so a correction knows the difference
@@ -163,7 +163,7 @@ def _argmax_on_cpu(x):
 
 
 def logprob(logits: Float[Array, 'B V'], tokens: Int[Array, ' B'], temperature: float) -> Float[Array, ' B']:
-    """f32[B]: log softmax(logits / temperature) at the tokens, untruncated as the learner's; 0 counts as 1."""
+    """f32[B]: log softmax(logits / temperature) at each row's token, without truncation; temperature 0 counts as 1."""
     scaled = logits / (temperature or 1.0)
     # a masked sum and not an index: indexing logits that are sharded over the vocabulary gathers them
     chosen = jnp.arange(logits.shape[-1]) == tokens[:, None]
@@ -171,7 +171,7 @@ def logprob(logits: Float[Array, 'B V'], tokens: Int[Array, ' B'], temperature: 
 
 
 def penalize(logits: Float[Array, 'B V'], seen: Bool[Array, 'B V'], penalty: float) -> Float[Array, 'B V']:
-    """The logits, where a seen token's logit is divided by the penalty if it is positive, and else multiplied."""
+    """The logits f32[B, V], where a seen token's logit is divided by the penalty if above 0, else multiplied by it."""
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 

@@ -1,7 +1,7 @@
 """Schedule: the sizes of a rollout on one shard, every choice that the engine makes, and the programs it can reach.
 
-All are pure functions of plain numbers. The engine asks a Schedule what to do next. `reachable` follows the same
-choices from the first batch on, so all programs that the engine can ask for are known before anything runs.
+All are pure functions of plain numbers. The engine asks a Schedule what to do next. `reachable_programs` follows the
+same choices from the first batch on, so all programs that the engine can ask for are known before anything runs.
 """
 
 from typing import NamedTuple
@@ -10,15 +10,15 @@ from grpo_jax.errors import BadInput
 
 
 class BatchSize(NamedTuple):
-    """The size of a DecodeBatch."""
+    """The size of a DecodeBatch on one shard."""
 
     prompts: int  # in the prompt cache: one for each group or, after the batch has shrunk, one for each row
     rows: int
-    chunks: int  # a batch has the first so many of Schedule.chunks
+    chunks: int  # the batch has the first `chunks` of Schedule.chunks
 
 
 class ProgramKey(NamedTuple):
-    """Kind and sizes of a sampler program, which set it apart from others; the sizes are for one shard."""
+    """Kind and sizes of a sampler program, which identify the program; the sizes are for one shard."""
 
     kind: str  # of programs.PROGRAMS
     prompts: int = 0  # in the prompt cache that the program makes or reads
@@ -60,7 +60,7 @@ class Schedule(NamedTuple):
         return BatchSize(self.prompts, self.prompts * self.group, len(self.chunks))
 
     def bytes(self, prompts: int, rows: int, chunks: int) -> int:
-        """Bytes of a cache that holds so many prompts, and so many rows in the first `chunks` chunks."""
+        """Bytes of a cache with `prompts` prompts, and `rows` rows in the first `chunks` chunks."""
         return self.column_bytes * (prompts * self.prompt_columns + rows * sum(self.chunks[:chunks]))
 
     def copy_bytes(self, rows: int, chunks: int) -> int:
@@ -75,11 +75,11 @@ class Schedule(NamedTuple):
 
     @property
     def opening_bytes(self) -> int:
-        """Bytes of the batch of all rows as it opens: carried rows are prefilled in a chunk of their own beside it."""
+        """Bytes while the batch of all rows opens: the batch, and a second chunk where carried rows are prefilled."""
         return self.bytes(self.prompts, self.prompts * self.group, 1) + self.bytes(0, self.carried * self.group, 1)
 
     def fits(self, prompts: int, rows: int, chunks: int) -> bool:
-        """Whether a cache stays within the budget, also while it shrinks."""
+        """Whether a cache of this size stays within the budget, also while the cache shrinks."""
         return not self.budget or self.peak_bytes(prompts, rows, chunks) <= self.budget
 
     def fresh_batch(self) -> BatchSize:
@@ -90,12 +90,12 @@ class Schedule(NamedTuple):
         fitting = [n for n in range(1, self.prompts + 1) if self.prompts % n == 0 and self.fits(n, n * self.group, 1)]
         if not fitting or not self.fits(1, 1, len(self.chunks)):
             least = max(self.peak_bytes(1, self.group, 1), self.peak_bytes(1, 1, len(self.chunks)))
-            remedy = f'holds not even one group; at least {least / 2**30:.3g} are needed'
+            remedy = f'holds not even one group; at least {least / 2**30:.3g} GiB are needed'
             raise BadInput('rollout.cache_gib', self.budget / 2**30, remedy)
         return BatchSize(fitting[-1], fitting[-1] * self.group, 1)
 
     def resumed_batches(self, chunks: int) -> list[BatchSize]:
-        """The batches that preempted rows may go on in with so many chunks, the largest first."""
+        """The batches of `chunks` chunks in which preempted rows may go on, the largest first."""
         sizes = (self.prompts * self.group, *self.rows)
         return [BatchSize(n, n, chunks) for n in sizes if self.fits(n, n, chunks)]
 
@@ -127,11 +127,11 @@ class Schedule(NamedTuple):
         return BatchSize(rows, rows, size.chunks)
 
     def wake_key(self, size: BatchSize) -> ProgramKey:
-        """The program that lets the paused rows of a batch of that size go on."""
+        """The program that lets a batch's paused rows go on; size: the batch's size."""
         return ProgramKey('wake', size.prompts, size.rows)
 
     def key(self, kind: str, size: BatchSize) -> ProgramKey:
-        """The program that makes ('open', 'resume') or decodes ('decode') a batch of that size."""
+        """The program that makes ('open', 'resume', 'carry') or decodes ('decode') a batch of that size."""
         return ProgramKey(kind, size.prompts, size.rows, self.chunks[: size.chunks])
 
     def add_key(self, size: BatchSize) -> ProgramKey:
@@ -183,7 +183,7 @@ def make_schedule(
 
 
 def let_carry(schedule: Schedule, carried: int) -> Schedule:
-    """The Schedule of rollouts in which the rows of `carried` of the prompts go on where an earlier step left them.
+    """The Schedule for steps with carried rows: rows of the first `carried` prompts may have tokens of earlier steps.
 
     All rows decode in one batch. Rows without tokens begin after the longest carried row, so that a second chunk may
     be needed, of as many columns. Most carried rows have ended when a step begins, so that the batch soon shrinks to
@@ -241,9 +241,9 @@ def reachable_programs(schedule: Schedule) -> list[ProgramKey]:
 def largest_programs(schedule: Schedule) -> list[ProgramKey]:
     """Lists the reachable programs that need most memory, in the order of a rollout.
 
-    A fresh batch grows to all its columns with as many rows as each chunk allows; each of these sizes decodes, and so
-    does the last one when it is halved. Where rows can be preempted, the largest batch of preempted rows in all columns
-    decodes too.
+    A fresh batch grows to all its columns, with as many rows as each chunk allows. Listed are the programs that make it
+    grow, and that decode it before each loss of rows, at its full columns, and in the next smaller size. Where rows can
+    be preempted, the programs of the largest batch of preempted rows in all columns are listed too.
     """
     size = schedule.fresh_batch()
     keys = [WEIGHTS, STATE, schedule.key('open', size)]

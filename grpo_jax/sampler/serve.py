@@ -23,10 +23,10 @@ from grpo_jax.types import Rollout
 
 
 class RemoteEngine:
-    """The Sampler whose rollouts other processes sample; arrays that cross are host arrays."""
+    """The Sampler whose rollouts other processes sample; it takes and returns host arrays."""
 
     def __init__(self, engine: Engine, shapes: Any, automata: Mapping[str, Any], *options: Any):
-        """engine: of this process, which sends the policy. shapes, automata, options: that make_sampler has got."""
+        """engine: this process's, which sends the policy. shapes, automata, options: the arguments of make_sampler."""
         self.schedule, self.programs, self.mesh, self.send = engine.schedule, engine.programs, engine.mesh, engine.send
         spec, sides = engine.programs.spec, engine.programs.sides
         assert sides is not None, 'the sampler has devices of its own'
@@ -40,27 +40,27 @@ class RemoteEngine:
             link.start(lambda: _ask(link, ('compile', self._made.result()[0])))
 
     def compile(self) -> 'RemoteEngine':
-        """As Engine.compile, which was asked for already. Raises BadInput outside of a training."""
+        """Returns itself, since the other processes are compiling already. Raises BadInput outside of a training."""
         if self._link is None:
-            count, remedy = self.mesh.size, 'has devices of other processes, which serve a training alone; use 0'
+            count, remedy = self.mesh.size, 'has devices of other processes, which sample only for a training; use 0'
             raise BadInput('mesh.sampler', count, remedy)
         return self
 
     @property
     def hash(self) -> str:
-        """As Engine.hash, of the programs there."""
+        """As Engine.hash: one hash of the other processes' programs."""
         return self._made.result()[1]
 
     def put(self, tree: Any) -> Any:
-        """As Engine.put: the host arrays as they are, which a request takes."""
+        """Returns the host arrays as they are, since `sample` and `go_on` here take host arrays."""
         return tree
 
     def __call__(self, *arguments: Any, **options: Any) -> Rollout:
-        """As Engine.__call__."""
+        """As Engine.__call__: samples, and returns the Rollout alone, as host arrays."""
         return self.sample(*arguments, **options)[0]
 
     def sample(self, params: Any, prompts: Any, key: Any, step: Any, **options: Any) -> tuple[Rollout, Stats]:
-        """As Engine.sample; returns host arrays."""
+        """As Engine.sample, on the devices of the other processes; returns host arrays."""
         return self._request('sample', params, (prompts,), key, step, **options)
 
     def go_on(
@@ -70,7 +70,10 @@ class RemoteEngine:
         return self._request('go_on', params, (rollout, prompts), key, step, until=until, **options)
 
     def _request(self, method, params, rows, key, step, *, finished=None, progress=None, **options):
-        """What a method of the Engine returns there; finished and progress are called as there."""
+        """Has the other processes call their Engine's `method`, and returns its (Rollout, Stats) as host arrays.
+
+        rows: the method's arguments over rows. finished and progress are called here after each segment, as by Engine.
+        """
         sent, (number, _) = self.send(params).policy, self._made.result()
         link: Any = self._link
         share = processes.share(len(rows[-1].ids))  # of the prompts, whose rows this process judges
@@ -101,7 +104,7 @@ class RemoteEngine:
 
 
 class Request(NamedTuple):
-    """A rollout that the learner's side asks for."""
+    """A rollout that the learner's side asks for, in the form that is sent to the sampler's processes."""
 
     number: int  # of the engine
     method: str  # of the engine: sample or go_on
@@ -110,22 +113,22 @@ class Request(NamedTuple):
     step: int
     options: dict[str, Any]
     followed: bool = False  # whether the rows that have ended are sent after each segment
-    crosses: bool = False  # whether the weights come that no step changes
+    crosses: bool = False  # whether the frozen weights, which no step changes, are sent too
 
 
 def _sent_form(spec):
-    """(abstract arrays of what crosses at each rollout, of what crosses once or None), on the sampler's mesh."""
+    """(abstract weights that are sent for each rollout, weights that are sent once, or None), on the sampler's mesh."""
     return lora.split(spec.abstract_params) if spec.sampling.lora.rank else (spec.abstract_weights, None)
 
 
 def _ask(link, order):
-    """The answer to an order that has one."""
+    """Sends an order to the sampler's processes, and returns their answer."""
     link.send(order)
     return link.receive()[0]
 
 
 def serve_rollouts() -> None:
-    """Samples for the learner's side until that ends; raises the Stopped of that side."""
+    """Samples rollouts for the learner's side until that side ends; raises the Stopped that ended it, if one did."""
     link: Any = transport.current()
     engines, lasting = [], None
     while True:
@@ -156,7 +159,7 @@ def serve_rollouts() -> None:
 
 
 def _sample(link, engine, request, policy):
-    """(Rollout, Stats) of a Request, on the host; sends what has ended after each segment."""
+    """(Rollout, Stats) of a Request, as host arrays; sends, after each segment, the rows that have ended in it."""
     ended, options = [], dict(request.options)
 
     def report(*counts):

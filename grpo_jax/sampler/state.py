@@ -28,7 +28,7 @@ PREFILL_TOKENS = 8192  # at most, in one pass through the model; bounds the acti
 
 
 class CacheFormat(NamedTuple):
-    """How keys and values are stored."""
+    """How keys and values are stored in a cache."""
 
     block: int  # columns that are read at once
     dtype: Any  # of computation, or int8
@@ -36,7 +36,7 @@ class CacheFormat(NamedTuple):
     by_layer: bool = False  # each layer has arrays of its own, and so have its weights
 
     def empty(self, model_config: Any, rows: int, columns: int) -> kv_cache.AnyChunk:
-        """A chunk of zeros, with at least so many columns."""
+        """A chunk of zeros with `columns` columns, or a few more to fill a block."""
         return kv_cache.empty_chunk(model_config, rows, columns, **self._asdict())
 
     def empty_prompts(self, model_config: Any, prompts: int, queries: int) -> kv_cache.AnyChunk:
@@ -47,7 +47,7 @@ class CacheFormat(NamedTuple):
 
 @pytree
 class RolloutState(Pytree):
-    """All N = P * G rows of a rollout."""
+    """All N = P * G rows of a rollout, and their tokens so far."""
 
     prompts: Prompts
     keys: Key[Array, ' N']  # the token at position n uses fold_in(key, n)
@@ -69,13 +69,13 @@ class RolloutState(Pytree):
 
     @property
     def unfinished(self) -> Bool[Array, ' N']:
-        """Rows that have met neither a stop nor their limit."""
+        """Which rows have met neither a stop nor their limit."""
         return ~self.done & (self.count < self.limit)
 
 
 @pytree
 class DecodeBatch(Pytree):
-    """B rows that are decoded together."""
+    """B rows that are decoded together: their keys and values, and what each row needs to go on."""
 
     cache: kv_cache.KVCache
     rows: Int[Array, ' B']  # numbers of the rows in the RolloutState
@@ -93,7 +93,7 @@ def new_state(
     limit: Number | Int[Array, ' N'] | Int[np.ndarray, ' N'],
     automata: Collection[str],
 ) -> RolloutState:
-    """The RolloutState of rows without tokens; limit is one number or one for each row, automata are names."""
+    """The RolloutState of rows without tokens; limit: one number or one for each row; automata: names of automata."""
     rows, columns = given_tokens.shape
     if 'thinking' not in automata or prompts.thinking is None:
         thinking = jnp.full(rows, 'opening' not in automata)
@@ -272,7 +272,7 @@ def open_carried(
     """The DecodeBatch of all rows; rows of the first prompts may have tokens of earlier steps.
 
     These tokens are prefilled, right-aligned, so that they end before own column `length`; rows without tokens begin
-    there. sizes are the numbers of prompts and of those that may have tokens, and the columns of the first chunk.
+    there. sizes are the number of prompts, the number of carried prompts, and the columns of the first chunk.
     """
     prompts, carried, columns = sizes
     batch = open_batch(params, state, 0, model_config, options, cache_format, (prompts, columns), attend_by)
@@ -292,7 +292,7 @@ def open_carried(
 
 
 def wake_rows(batch: DecodeBatch, state: RolloutState, tokens: Number) -> tuple[DecodeBatch, RolloutState]:
-    """(DecodeBatch, RolloutState) in which rows that paused at their limit may get so many tokens more."""
+    """(DecodeBatch, RolloutState) in which rows that paused at their limit may get `tokens` more tokens."""
     state = state.replace(limit=jnp.minimum(state.limit + tokens, state.tokens.shape[1]))
     return batch.replace(live=state.unfinished[batch.rows]), state
 
@@ -318,7 +318,7 @@ def gather_rows(chunk: kv_cache.AnyChunk, order: Int[Array, ' M'], rows_per_prom
 
 
 def finish(state: RolloutState, pad_token: int) -> Rollout:
-    """Makes the Rollout of a RolloutState; pad_token fills the completions after their ends."""
+    """The Rollout that a RolloutState has come to; pad_token fills the completions after their ends."""
     columns = state.tokens.shape[1]
     mask = jnp.arange(columns) < state.count[:, None]
     prompts = jax.tree.map(lambda x: jnp.repeat(x, state.group, 0), state.prompts)

@@ -21,7 +21,7 @@ States = dict[str, Any]  # i32[B] by automaton
 
 
 def make_automata(sampling: Sampling, tokenizer: Any, vocab_size: int) -> dict[str, np.ndarray]:
-    """Makes the tables of the strings in Sampling.read_strings."""
+    """Makes the automata's tables, i32[states, V] by name, for the strings in Sampling.read_strings."""
     return {
         name: transition_table(strings, bytes_of_tokens(tokenizer, vocab_size, strings))
         for name, strings in sampling.read_strings.items()
@@ -42,7 +42,7 @@ def advance(tables: Tables, states: States, token: Int[Array, ' B'], valid: Bool
 
 
 def is_met(tables: Tables, states: States, name: str) -> Bool[Array, ' B']:
-    """bool[B]: whether an automaton has met one of its strings."""
+    """bool[B]: whether the automaton `name` is in its last state, since it has met one of its strings."""
     return states[name] == tables[name].shape[0] - 1
 
 
@@ -57,9 +57,10 @@ def forget_early(tables: Tables, states: States, n: Int[Array, '...'], min_token
 def follow_thinking(
     tables: Tables, states: States, thinking: Bool[Array, ' B'], n: Int[Array, '...'], thinking_tokens: int
 ) -> tuple[States, Bool[Array, ' B']]:
-    """(states, bool[B] of rows that think) after the token at position n; from the budget on, thinking does not change.
+    """(states, bool[B], whether a row's thinking is open) after the token at position n.
 
-    Its end closes it, and its opening opens it again; both are forgotten once they have been met.
+    Before position thinking_tokens, the string that ends thinking closes it, and the opening string opens it. An
+    automaton that has met its string begins again.
     """
     if not thinking_tokens:
         return states, thinking
@@ -71,9 +72,10 @@ def follow_thinking(
 
 
 def transition_table(strings: Sequence[str], token_bytes: Sequence[bytes]) -> Int[np.ndarray, 'S V']:
-    """i32[states, V]: the state after each token. State 0 is the first one; in the last state a string has been met.
+    """The table i32[states, V] of the automaton for these strings: its next state, by its state and a token.
 
-    strings are not empty; token_bytes has the bytes of each token (see bytes_of_tokens).
+    State 0 is the first one; in the last state a string has been met. strings: none is empty. token_bytes: the bytes of
+    each token (see bytes_of_tokens).
     """
     needles, prefixes = [string.encode() for string in strings], _prefixes(strings)
     state_of = {prefix: i for i, prefix in enumerate(prefixes)}

@@ -16,7 +16,7 @@ from grpo_jax.types import Experience, Rollout
 
 
 class Shapes(NamedTuple):
-    """The sizes that executables are compiled for."""
+    """The sizes of a step's batch, for which executables are compiled."""
 
     prompts: int  # P
     group_size: int  # G

@@ -31,8 +31,8 @@ class Executable:
     """A function for fixed shapes; `traced` traces it, and `compile` or the first call compiles it.
 
     The thread that asks first traces and lowers it, with that thread's jax settings. Another thread may compile it;
-    callers wait until that is done. trace: returns the jax.stages.Traced. function: the executable, where it is made
-    already. name: for people. on_devices: whether a host array among the arguments is an error, since it would be a
+    callers wait until that is done. trace: returns the jax.stages.Traced. function: what is called, if no compilation
+    is needed. name: for people. on_devices: whether a host array among the arguments is an error, since it would be a
     hidden transfer.
     """
 
@@ -202,9 +202,9 @@ def make_executable(
 
 
 def options_on(mesh: Mesh) -> dict[str, Any]:
-    """Compiler options for the learner's executables on a mesh. On CPUs, the options in ON_CPU that this XLA accepts.
+    """Compiler options, {name: value}, for the learner's executables on a mesh.
 
-    Without a compilation cache, also those of UNCACHED.
+    On CPUs: the options in ON_CPU, and without a compilation cache also in UNCACHED, as far as this XLA accepts them.
     """
     device = mesh.devices.flat[0]
     if device.platform != 'cpu':
@@ -220,7 +220,7 @@ def repeatable_on(device: Any) -> dict[str, Any]:
 
 @functools.cache
 def _accepted_options():
-    """The CPU options, out of ON_CPU and UNCACHED, that this jaxlib accepts; it raises an error for unknown options."""
+    """The CPU options, out of ON_CPU and UNCACHED, that this jaxlib accepts: jaxlib raises an error for the others."""
 
     def accepts(**option):
         try:
@@ -257,7 +257,7 @@ def abstract(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtyp
 
 
 def with_shardings(shapes: Any, shardings: Any) -> Any:
-    """A tree of abstract arrays, of the shapes and dtypes of one tree and the shardings of another."""
+    """Abstract arrays with the shapes and dtypes in `shapes` and the shardings in `shardings`, as a tree."""
     return jax.tree.map(lambda x, sharding: abstract(x.shape, x.dtype, sharding), shapes, shardings)
 
 

@@ -23,10 +23,10 @@ class Axes(NamedTuple):
     fsdp: Count = 1  # devices that share the rows, each with a part of the weights; 1: not cut
     context: Count = 1  # devices that share the columns of a row; 1: not cut
     tensor: Count = 1  # devices that share the heads and the width of the mlp; 1: not cut
-    # devices beside these on which the sampler has a mesh of its own; 0: it takes turns with the learner on this one
+    # devices beside these on which the sampler has a mesh of its own; 0: it takes turns with the learner on one mesh
     sampler: Natural = 0
-    # where these belong to other processes, how weights reach them: files, in the workdir, for any sizes; devices, from
-    # device to device, for equal halves
+    # how weights reach a sampler whose devices belong to other processes: files, in the workdir, for any sizes;
+    # devices, from device to device, for equal halves
     transport: Literal['files', 'devices'] = 'files'
 
 
@@ -36,13 +36,13 @@ BATCH_AXES = ('data', 'fsdp')  # split the learner's rows, whose columns context
 
 
 def check(section: Any) -> None:
-    """Raises BadInput when config.mesh has a key that Axes lacks, or a value that the field does not allow."""
+    """Raises BadInput when config.mesh has a key that Axes lacks, or a value out of its field's range."""
     ranges.check_value('mesh', section, Mapping)
     ranges.checked(Axes, Axes()._asdict() | dict(section.items()), 'mesh')
 
 
 def devices_here() -> Sequence[Any]:
-    """The devices of all processes, over which a mesh is chosen."""
+    """The devices of all processes of the job, over which a mesh is chosen."""
     return jax.devices()
 
 
@@ -52,7 +52,7 @@ def is_here(mesh: jax.sharding.Mesh) -> bool:
 
 
 def sizes_of(section: Any) -> dict[str, int]:
-    """{axis: size} of config.mesh; an axis without a size has size 1, and so has data while it is 0."""
+    """{axis: size} of config.mesh (`section`); an axis that is missing has size 1, and so has data if it is 0."""
     return {axis: section.get(axis, 1) or 1 for axis in AXES}
 
 
@@ -85,15 +85,15 @@ def choose(
 ) -> dict[str, int]:
     """The mesh for a config.mesh whose data is 0, as {axis: size}: the first of list_meshes that fits.
 
-    counts: numbers of devices, the best first. fits({axis: size}): whether a mesh divides model and batch. Where none
-    fits, it is the first at all, which later checks refuse with what to change.
+    counts: numbers of devices, the best first. fits({axis: size}): whether a mesh divides model and batch. Where no
+    mesh fits, the first of all is returned, and later checks refuse it with a remedy.
     """
     candidates = [sizes for count in counts for sizes in list_meshes(section, model_config, count, slices)]
     return next(filter(fits, candidates), candidates[0] if candidates else sizes_of(section))
 
 
 def make(section: Any) -> jax.sharding.Mesh:
-    """Mesh over the first devices, as config.mesh says; an axis without a size has size 1, and so has data at 0.
+    """The Mesh of config.mesh (`section`) over the first devices; for its sizes see `sizes_of`.
 
     Raises BadInput when devices are too few, or when several processes would not use all of theirs.
     """
@@ -114,9 +114,10 @@ def make(section: Any) -> jax.sharding.Mesh:
 
 
 def arrange(devices: Sequence[Any], shape: tuple[int, ...], slices: int = 1) -> jax.sharding.Mesh:
-    """Mesh of `shape`, a size for each of AXES, where neighbours are neighbours in the torus of a TPU slice.
+    """The Mesh with these sizes of AXES, placed so that neighbours on an axis are neighbours in a TPU slice's torus.
 
-    slices: number of TPU slices, over which axis data goes. Raises BadInput where they do not divide it.
+    shape: a size for each of AXES. slices: number of TPU slices, over which axis data goes. Raises BadInput where they
+    do not divide data's size.
     """
     # Auto: make_mesh's newer default, Explicit, refuses embedding look-ups with sharded tokens
     auto = (AxisType.Auto,) * len(AXES)

@@ -1,7 +1,7 @@
 """Two sides of a run on devices of their own: the learner on one mesh, the sampler on another.
 
-What crosses are the policy's weights, in the form in which the sampler reads them, and rollouts, as host arrays. Time
-decides nothing: weights cross where the schedule of the steps says so, and the side that is early waits.
+The policy's weights cross in the form in which the sampler reads them, and rollouts cross as host arrays. No clock
+decides when weights cross: the schedule of the steps does, and the side that is early waits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +27,8 @@ ADDRESS = processes.TRANSFERS[0].upper()  # variable with the place where a CPU 
 class Sides:
     """The learner's mesh and the sampler's, which share no device.
 
-    Programs of the sampler's mesh are dispatched by one thread at a time: two that talk across its devices must come in
-    one order on all of them.
+    Programs of the sampler's mesh are dispatched by one thread at a time, since programs that communicate between
+    devices must run in one order on all devices.
     """
 
     def __init__(self, learner: Mesh, sampler: Mesh):
@@ -36,17 +36,17 @@ class Sides:
         # whether the sampler's devices belong to other processes, which serve this one
         self.remote = not meshes.is_here(sampler)
         self._lasting: Any = None  # what move_once has moved
-        self.crossed = False  # whether that has gone to a remote side
-        # starts a function on the sampler's thread, which comes with the first; a RemoteEngine puts its Link's here
+        self.crossed = False  # whether the frozen weights have gone to a remote side
+        # starts a function on the sampler's thread, which begins with the first call; a RemoteEngine sets Link.start
         self.submit: Callable[..., Any] = concurrent.futures.ThreadPoolExecutor(1, 'sampler').submit
         self._sampling, self._counting = threading.Lock(), threading.Lock()
         self._busy, self._began, self._read = 0.0, 0.0, time.monotonic()  # began: 0 while nothing is sampled
 
     def move(self, tree: Any, target: Any) -> Any:
-        """The arrays of the learner's side on the sampler's, as soon as they are computed; returns at once.
+        """Copies arrays of the learner's side to the sampler's devices; returns the copies at once, not yet computed.
 
-        target: a tree of abstract arrays with their shardings. The copies do not depend on the originals, whose memory
-        an update may take once this call has returned. Where the sampler's side is remote, the tree is as it is.
+        target: a tree of abstract arrays with the copies' shardings. An update may take the memory of the originals
+        once this call has returned. Where the sampler's side is remote, the tree is returned as it is.
         """
         return tree if self.remote else jax.device_put(tree, jax.tree.map(lambda x: x.sharding, target))
 
@@ -68,7 +68,7 @@ class Sides:
                     self._busy, self._began = self._busy + time.monotonic() - self._began, 0.0
 
     def read_clock(self) -> tuple[float, float]:
-        """(seconds since the last call, seconds of them in which a thread was in the context `sampling`)."""
+        """(seconds since the last call, seconds since then in which a thread was in the context `sampling`)."""
         with self._counting:
             now = time.monotonic()
             busy = self._busy + (now - self._began if self._began else 0.0)
@@ -79,19 +79,19 @@ class Sides:
     def start(self, function: Callable[..., Any], *arguments: Any) -> concurrent.futures.Future:
         """Starts function(*arguments) on the sampler's thread; calls run one after another, in the order of starts.
 
-        The Future's result() is that of the function, or raises its error. What the function reads of a TrainState must
-        be a copy, since an update takes the state's memory: weights that Engine.send has sent, and host arrays.
+        The Future's result() returns the function's result, or raises its error. An update takes the TrainState's
+        memory, so the function may read only copies from it: weights that Engine.send has sent, and host arrays.
         """
 
         def run():
             # else small arrays, like keys, would be made on the learner's first device, behind what it has to do
-            with jax.default_device(self._aside):
+            with jax.default_device(self._idle_device):
                 return function(*arguments)
 
         return self.submit(run)
 
     @property
-    def _aside(self):
+    def _idle_device(self):
         """A device that is not busy with the learner's programs; None where there is none."""
         with contextlib.suppress(RuntimeError):  # this process has no CPU
             return jax.local_devices(backend='cpu')[-1] if self.remote else self.sampler.devices.flat[0]
@@ -108,7 +108,7 @@ def make_sides(section: Any, learner: Mesh, devices: Sequence[Any]) -> Sides | N
     if not count:
         return None
     if learner.size + count > len(devices):
-        remedy = f'is beside the {learner.size} of the other axes, and {len(devices)} devices are here; lower one'
+        remedy = f'is beside the {learner.size} of the other axes, but only {len(devices)} devices are here; lower one'
         raise BadInput('mesh.sampler', count, remedy)
     owners, own = split_processes(devices, count)
     if len(owners | own) > 1:
@@ -122,7 +122,7 @@ def make_sides(section: Any, learner: Mesh, devices: Sequence[Any]) -> Sides | N
 
 
 def split_processes(devices: Sequence[Any], count: int) -> tuple[set[int], set[int]]:
-    """(numbers of the learner's processes, of the sampler's), which has the last `count` of the devices."""
+    """(the learner's process numbers, the sampler's), where the sampler has the last `count` of the devices."""
     owners, own = ({device.process_index for device in some} for some in (devices[:-count], devices[-count:]))
     return owners, own
 
@@ -143,7 +143,7 @@ def check_devices(learner: Mesh, devices: Sequence[Any], owners: int, own: int) 
 
 
 def make_sampler_mesh(learner: Mesh, devices: Sequence[Any]) -> Mesh:
-    """The mesh of a sampler on these devices: weights are cut along tensor as the learner's, and rows over data.
+    """The mesh of a sampler on these devices: axis tensor has the learner's size, and data takes all other devices.
 
     Raises BadInput where the learner's tensor size does not divide the number of devices.
     """
@@ -155,7 +155,7 @@ def make_sampler_mesh(learner: Mesh, devices: Sequence[Any]) -> Mesh:
 
 
 def move_rows(tree: Any, mesh: Mesh) -> Any:
-    """Arrays over rows on the mesh: as they are, but by way of the host where they lie there or on other devices."""
+    """Puts arrays over rows on the mesh: from the host, or from other devices by the host; others stay as they are."""
     if isinstance(jax.tree.leaves(tree)[0], np.ndarray):
         return batches.put_rows(tree, mesh)
     elsewhere = {*mesh.devices.flat}.isdisjoint(jax.tree.leaves(tree)[0].sharding.device_set)

@@ -27,7 +27,7 @@ def params(table: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def sampler_params(table: Any, mesh: Mesh) -> Any:
-    """The tree of training shardings without axis fsdp, since decoding must not gather weights at every step."""
+    """The sampler's shardings for a parameter table: cut along tensor alone, so that decoding gathers no weights."""
 
     def leaf(path, param):
         return NamedSharding(mesh, PartitionSpec(*(axis if axis == 'tensor' else None for axis in param.axes)))

@@ -39,7 +39,7 @@ class Axis(NamedTuple):
         return x
 
     def _scatter_around(self, x, groups, dimension):
-        """This device's part of the sum over its group; partial sums travel around the group.
+        """Sums x over this device's group, and returns this device's part; partial sums travel around the group.
 
         XLA for TPUs turns many a psum_scatter into a sum over whole arrays, which sends twice as many bytes.
         """

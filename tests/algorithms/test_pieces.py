@@ -179,7 +179,7 @@ def test_a_correction_of_the_policy_of_the_moment_has_no_denominators():
     def mine(ratio):
         return ratio
 
-    with pytest.raises(BadInput, match='correction mine reads ratio, which comes after the denominators; use all'):
+    with pytest.raises(BadInput, match='correction mine reads ratio, which comes after denominators are computed'):
         checks.check(fixture.algorithm('gpg')._replace(correction=mine, denominator='selected'))
 
 
