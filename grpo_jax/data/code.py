@@ -193,9 +193,10 @@ def _cases_example(row, i, where, fields):
 def _cases(row, field, where):
     """([(input, output), ...], the function's name or '') of the tests in a field, which may be JSON text.
 
-    They are a struct of the lists inputs and outputs, with fn_name for a function of the inputs instead of a program
-    that reads them, or a list of structs with input and output. In the latter, with testtype functional, each line of
-    the input is an argument in JSON, and metadata.func_name the name. Raises BadInput for another form.
+    '' stands for a program that reads the input and writes the output. The tests have one of two forms: a struct with
+    the lists inputs and outputs, and fn_name for a function; or a list of structs with input and output. In a list with
+    testtype functional, each line of an input is an argument in JSON, and metadata.func_name is the function's name.
+    Raises BadInput for another form.
     """
     value = get_field(row, field)
     value = parse_json(value) if isinstance(value, str) else value

@@ -111,7 +111,7 @@ def open_subset(folder: str, subset: str) -> str:
 def rows(
     folder: str | Mapping[str, Sequence], split: str, prefix: str = '', subset: str = ''
 ) -> Iterator[tuple[str, Any]]:
-    """Yields (where, row) for each row of a split, as grpo_jax.data.records says.
+    """Yields (where, row) for each row of a split: its place in words, and a dict or, if malformed, a BadInput.
 
     {split} in `folder` stands for the split's name. subset: a configuration of the hub, a subfolder. The folder has
     - <prefix><split>.jsonl, .json, .csv, .tsv, .parquet or .arrow, or the same without the prefix, in it or in data/
@@ -198,8 +198,10 @@ def _paths(folder, split, prefix, one_split, subset):
 
 
 def _paths_by_word(folder, split):
-    """The paths of the one file, or one set of shards, whose name has the split as a word, like math-train.jsonl; or of
-    the only one, for the split train. [] without any; raises MissingSplit where several may be the split.
+    """The paths of the one file, or the one set of shards, whose name has the split as a word, like math-train.jsonl.
+
+    Where no name has the word train, the split train is the only file or set of shards that names no other split. []
+    where there is none; raises MissingSplit where several may be the split.
     """
     named = {}  # {name without shard and extension: paths}
     for parent in (folder, os.path.join(folder, 'data')):

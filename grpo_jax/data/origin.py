@@ -87,7 +87,7 @@ def choose_folder(
 
 
 def list_rows(examples: Mapping[str, Iterable] | Iterable) -> dict[str, list]:
-    """{split: its rows} of rows by split, or of those to learn from alone."""
+    """{split: list of its rows}; examples: {split: rows}, or the rows of train alone. Raises BadInput for no rows."""
     by_split = examples if isinstance(examples, Mapping) else {'train': examples}
     for split, rows in by_split.items():
         if isinstance(rows, str) or not (hasattr(rows, '__iter__') or hasattr(rows, '__getitem__')):

@@ -33,7 +33,8 @@ def examples(
 ) -> list[Example | BadInput]:
     """Reads a split (see files.rows), whose rows have the form of PRM800K, Math-Shepherd or TRL (see _rated_example).
 
-    Or, of other forms, folder/<task>.jsonl for each of `tasks`; a fixed fifth of their problems is the test split.
+    With `tasks`, reads folder/<task>.jsonl for each task instead, in the form of MR-GSM8K or BIG-Bench Mistake; a fixed
+    fifth of the problems is the test split.
     meta['steps'] lists a solution's steps. meta['labels'] has a label for each step: 1.0 before the first wrong step,
     0.0 for this step, None after it. Each training problem of dyck_languages gets `exchanges` copies with its kinds of
     brackets exchanged, which changes no label. Problems that differ only in kinds of brackets are in one split.
@@ -55,7 +56,7 @@ def examples(
 
 
 def _example(task, row, index, where):
-    """The Example of a row; raises BadInput for a malformed row."""
+    """The Example of a row of MR-GSM8K (one with a question) or BIG-Bench Mistake; BadInput for a malformed row."""
     problem_field, answer_field, error_field, base = MR_GSM8K if 'question' in row else BIG_BENCH
     steps, wrong = row.get('steps'), row.get(error_field)  # wrong: number of the first wrong step
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):

@@ -15,7 +15,10 @@ LONGEST = 2**24  # characters of a cell in CSV
 
 
 def read_parquet(path: str) -> Iterator[tuple[str, Any]]:
-    """Yields (where, row) for each row of a Parquet file, as grpo_jax.data.records says; raises BadInput if damaged."""
+    """Yields (where, row) for each row of a Parquet file: its place in words, and a dict or, if malformed, a BadInput.
+
+    Raises BadInput for a damaged file.
+    """
     import pyarrow.parquet  # a second, which few data sets need
 
     return _read_rows(path, lambda: pyarrow.parquet.ParquetFile(path, page_checksum_verification=True).iter_batches())
@@ -155,9 +158,9 @@ def _list_predicates():
 
 
 def _make_shortener(kind) -> Callable | None:
-    """A function that converts a value of an Arrow type: float32 .1 becomes the double .1 and not .100000001.
+    """A function that gives float32 values of an Arrow type their shortest decimals: .1 becomes .1, not .100000001.
 
-    It also converts float16, and values inside lists and structs. None for a type without such values.
+    The function also converts float16, and values inside lists and structs. None for a type without such values.
     """
     import pyarrow
 

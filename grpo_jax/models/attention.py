@@ -1,4 +1,4 @@
-"""Rotary positions and attention: the one place that multiplies queries with keys."""
+"""Rotary positions, and attention of many queries at once; models.cache has the attention of one new token."""
 
 from collections.abc import Mapping
 import functools
@@ -266,6 +266,7 @@ def _yarn_frequencies(base, size: int, theta: float, options: Mapping):
         return 0.1 * coefficient * math.log(scale) + 1.0 if scale > 1 else 1.0
 
     def dimension(rotations):
+        """The index, not rounded, of the frequency that turns so often within the original context."""
         return size * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low = dimension(options.get('beta_fast') or 32)

@@ -269,10 +269,10 @@ def _absorb(running, q, chunk, layer, valid_columns, rule, at_once):
         q, running = folded(q), jax.tree.map(folded, running)
 
     def absorb(running, q, columns, read):
-        """`running`, updated with columns that read(array) takes out of an array of the chunk.
+        """`running`, updated with some columns of the chunk, which read(array) takes out of each of its arrays.
 
-        columns are their numbers: i32[S] of a block, with q [R, K, M, H]; or i32[J, 1, S], and i32[J, 1, 1, S] where
-        starts differ by query, of J blocks, with q [J, R, K, M, H].
+        columns: their numbers. Of one block, i32[S], with q [R, K, M, H]. Of J blocks, with q [J, R, K, M, H],
+        i32[J, 1, S], or i32[J, 1, 1, S] where starts differ by query.
         """
         highest, total, out = running
         over = tuple(range(q.ndim - 4))  # the axis of blocks, if there is one

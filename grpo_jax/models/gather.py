@@ -1,4 +1,4 @@
-"""Reads of rows whose gradient adds up in one order, whatever the device.
+"""Reads rows or numbers of an array by index; on every device, the gradient is summed in one fixed order.
 
 A gather's gradient is a scatter that adds. On CPUs and TPUs, XLA adds in the order in which the rows were read. On GPUs
 it adds in any order, so that two runs differ in their bits; with deterministic operations it adds one row after
@@ -68,12 +68,12 @@ _pick.defvjp(lambda x, index, _: (_take_by_column(x, index), index), _pick_backw
 
 
 def _sum_by_scatter(rows, index, gradient):
-    """The gradient's rows summed by index, in the order in which the device scatters."""
+    """The sums [rows, ...] of the gradient's rows [n, ...] by index, in the order in which the device scatters."""
     return jnp.zeros((rows, *gradient.shape[1:]), gradient.dtype).at[index].add(gradient)
 
 
 def _sum_in_order(rows, index, gradient):
-    """The gradient's rows summed by index, in float32: they are sorted, and equal indices are added pairwise."""
+    """The sums [rows, ...] of the gradient's rows [n, ...] by index, added pairwise in float32 after a sort."""
     order = jnp.argsort(index, stable=True)
     index = index[order]
     begins = jnp.concatenate([jnp.ones(1, bool), index[1:] != index[:-1]])

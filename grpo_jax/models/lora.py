@@ -45,7 +45,7 @@ class LoraOptions(NamedTuple):
     alpha: Annotated[float, Range(above=0, most=1e6), ADAPTED] = 32.0
     # regular expression of matrices: wq, wk, wv, wo, w_gate, w_up, w_down
     targets: Annotated[str, ranges.Length(1), PATTERN, ADAPTED] = '.*'
-    # multiplied by alpha / sqrt(rank) instead (arXiv 2312.03732)
+    # whether an adapter's product is multiplied by alpha / sqrt(rank) instead (arXiv 2312.03732)
     rslora: Annotated[bool, ADAPTED] = False
     path: str = ''  # PEFT folder of adapters to begin with; '': new ones, which change nothing
     base_dtype: Literal['', 'int8'] = ''  # of the frozen matrices beside adapters: int8, or '' for model.dtype
@@ -211,6 +211,7 @@ def inspect(
     adapted = {name: w for name, w in layers.items() if _is_adapted(w)}
 
     def one_layer(inputs):
+        """(bits u32[], changed and due elements f32[]) of inputs: one layer's sampled weights, and its Adapteds."""
         sampled, layer = jax.tree.map(lambda x: x[None], inputs)
         bases = {name: to_float(w.base) if isinstance(w.base, Int8) else w.base for name, w in layer.items()}
         frozen = as_sampled(bases)

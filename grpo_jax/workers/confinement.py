@@ -61,7 +61,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter_namespaces() -> bool:
-    """Gives this process users, network and IPC of its own, its children process ids too; False where none can be."""
+    """Moves this process into new namespaces: users, network, IPC, and process ids for its children.
+
+    Returns whether the machine allows it.
+    """
     if not hasattr(libc, 'unshare'):
         return False
     maps = [('setgroups', 'deny'), ('uid_map', f'{NOBODY} {os.getuid()} 1'), ('gid_map', f'{NOBODY} {os.getgid()} 1')]
@@ -83,7 +86,8 @@ def libraries() -> list[str]:
 def enter_own_root(folder: str) -> bool:
     """Replaces the root by a read-only file system that has only the libraries, /dev/null and an empty `folder`.
 
-    Only this process and its children see it. False where the kernel refuses; OSError where it refuses to undo a part.
+    Only this process and its children see it. Returns False where the kernel refuses, and all is as before; raises
+    OSError where the kernel also refuses to undo a part.
     """
     if not hasattr(libc, 'mount') or libc.unshare(NEW_MOUNT) or libc.mount(None, b'/', None, PRIVATE, None):
         return False
@@ -172,6 +176,7 @@ def call_filter(files: bool, threads: bool) -> bytes | None:
     yes, no, absent = (0x06, 0, 0, ALLOW), (0x06, 0, 0, REFUSE), (0x06, 0, 0, ABSENT)
 
     def when(name, *rows):
+        """The rows for one call of JUDGED_CALLS, which other calls skip."""
         return [(equal, 0, len(rows), judged[name]), *rows]
 
     def argument(index):  # the low half
@@ -253,7 +258,7 @@ def answer_thread(listener: int, allowed: bool):
 
 
 def confine(memory: int, seconds: int, rules: int | None, filter_program: bytes | None):
-    """Limits this process for good.
+    """Limits this process's memory, time, files and system calls for good.
 
     memory: bytes of address space; seconds: of CPU; rules: from landlock_rules; filter_program: from call_filter.
     Raises OSError when the kernel refuses rules or filter.

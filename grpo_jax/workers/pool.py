@@ -34,9 +34,9 @@ class Died(Exception):
 
 
 class Pool:
-    """Up to `workers` processes, started when first needed; several threads may use it.
+    """Calls functions in up to `workers` processes, which start when first needed; several threads may use it.
 
-    The processes end with close, when the Pool is collected, and with the interpreter.
+    The processes end with close(), when the Pool is garbage-collected, and with the interpreter.
     """
 
     def __init__(self, workers: int, *, deadline: float, memory_gib: float):
@@ -90,7 +90,7 @@ class Pool:
         raise kind(value) if kind in (Expired, Died) else value
 
     def _fill(self, key, future):
-        """Calls key's function, and sets its future to ('result', value), (failure type, message) or (None, error)."""
+        """Sets the future of key = (function, args) to ('result', value), (failure type, message) or (None, error)."""
         outcome: Any = None, RuntimeError('interrupted')
         try:
             outcome = 'result', self.call(key[0], *key[1])

@@ -143,7 +143,7 @@ def import_transformers() -> Any:
 
 
 def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
-    """Reads a folder's config.json as a ModelConfig. It is not tied if the weights have a head of their own.
+    """Reads a folder's config.json as a ModelConfig; tie_embeddings is False if the weights have a head of their own.
 
     Raises BadInput for a model that our decoder cannot compute.
     """

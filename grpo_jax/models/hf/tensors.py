@@ -117,7 +117,7 @@ def read_header(path: str) -> list[StoredTensor]:
 
 
 def check(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
-    """Raises BadInput when a tensor does not have this shape, or a dtype of weights (integers are none)."""
+    """Raises BadInput when a tensor does not have this shape, or its dtype is not in DTYPES, as integers are not."""
     if tensor.shape != shape:
         raise BadInput(
             tensor.name, tensor.shape, f'does not fit the shape {shape} of config.json; take both from one model'
@@ -293,7 +293,10 @@ def attach_scales(folder: str | os.PathLike[str], stored: Mapping[str, StoredTen
 
 
 def _scaled_block(tensor, scale, block):
-    """(rows, columns) that share a number of a scale; block: weight_block_size. Raises BadInput for another shape."""
+    """(rows, columns) of a weight that share a number of its scale. Raises BadInput for a scale that fits no block.
+
+    block: weight_block_size of config.json, or None.
+    """
     rows, columns = two_axes(tensor.shape)
     if scale.dtype in DTYPES and scale.dtype not in FP8:
         if math.prod(scale.shape) == 1:
