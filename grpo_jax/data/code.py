@@ -68,7 +68,7 @@ def examples(
     tests_field: str = 'input_output',
     solution_field: str = 'solutions.0',
 ) -> list[Example | BadInput]:
-    """Reads a split (see files.rows); with a name, the split of that set's folder of the hub, or folder/<name>.jsonl.
+    """Reads a split of problems (see files.rows); with a name, from that set's folder as on the hub or <name>.jsonl.
 
     Without a name, a row with entry_point has HumanEval's form, a row with test_list MBPP's (also with more tests in
     `test`), and other rows have APPS's (see _cases), whose fields the last three arguments name; they are paths. With a

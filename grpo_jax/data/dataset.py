@@ -275,7 +275,7 @@ def warn_of_count(train: Dataset, prompts_per_step: int) -> None:
 
 
 def warn_of_prompts(train: Dataset) -> None:
-    """Warns of equal prompts, of prompts that end with the assistant's words, and of many with their gold answer."""
+    """Warns of equal prompts, prompts that end with the assistant's words, and gold answers that many prompts hold."""
     examples, count = train.examples, len(train.examples)
     of = f'of {count} prompts of the train split'
     first: dict[tuple, int] = {}

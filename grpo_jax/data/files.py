@@ -51,10 +51,10 @@ def examples(
 
     folder: also the rows themselves by split, dicts or Examples. prompt_field, answer_field: paths, see
     records.get_field; the prompt may be a chat, and is '' for prompt_field=''. A row without answer becomes Unanswered,
-    and so does every row where answer_field is ''. columns: {name: path} of further columns, that rewards, `only` and
-    `without` read; a demonstration that is a chat is its last message, and where it is the prompt's own chat, the
-    prompt is the messages before. only, without: {column: values}, a list, or a text like a|b, of rows to read and of
-    rows to leave out.
+    and so does every row where answer_field is ''. columns: {name: path} of further columns, which rewards, `only` and
+    `without` read. If the path of demonstration leads to a chat, its last message is the demonstration; if it is
+    prompt_field too, the messages before are the prompt. only, without: {column: values} of rows to read, and of rows
+    to leave out; values are a list, or a text like a|b.
     """
 
     def example(row, index, where):

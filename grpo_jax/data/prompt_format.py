@@ -108,7 +108,7 @@ def _fill_row(prompt_format, example, named):
 
 
 def _column_text(row, name):
-    """The text of a column in a template."""
+    """The text that a column's value has in a template: JSON for a list or dict, '' for None."""
     value = get_field(row, name)
     if isinstance(value, (dict, list)):
         return json.dumps(value, ensure_ascii=False)

@@ -172,7 +172,7 @@ def read_prompt(row: Mapping, field: str, where: str) -> tuple[str, tuple[dict[s
 
 
 def get_chat(row: Mapping, field: str) -> Any:
-    """As get_field; a text that is a list of messages as JSON becomes this list."""
+    """The value that get_field returns; a text with a JSON list of messages becomes that list."""
     value = get_field(row, field)
     parsed = parse_json(value) if isinstance(value, str) else None
     is_chat = (

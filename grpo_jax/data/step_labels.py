@@ -34,10 +34,10 @@ def examples(
     """Reads a split (see files.rows), whose rows have the form of PRM800K, Math-Shepherd or TRL (see _rated_example).
 
     With `tasks`, reads folder/<task>.jsonl for each task instead, in the form of MR-GSM8K or BIG-Bench Mistake; a fixed
-    fifth of the problems is the test split.
-    meta['steps'] lists a solution's steps. meta['labels'] has a label for each step: 1.0 before the first wrong step,
-    0.0 for this step, None after it. Each training problem of dyck_languages gets `exchanges` copies with its kinds of
-    brackets exchanged, which changes no label. Problems that differ only in kinds of brackets are in one split.
+    fifth of the problems is the test split. meta['steps'] lists a solution's steps. meta['labels'] has a label for each
+    step: 1.0 before the first wrong step, 0.0 for this step, None after it. Each training problem of dyck_languages
+    gets `exchanges` copies with its kinds of brackets exchanged, which changes no label. Problems that differ only in
+    kinds of brackets are in one split.
     """
     if not tasks:
         return convert_rows(_rated_example, files.rows(folder, split, subset=subset))
@@ -71,7 +71,7 @@ def _example(task, row, index, where):
 
 
 def _rated_example(row, index, where):
-    """The Example of a row; raises BadInput for a malformed row, and for one of another form.
+    """The Example of a row whose steps are rated; raises BadInput for a malformed row, and for one of another form.
 
     PRM800K: question.problem, and label.steps with completions that have text and rating, of which the chosen one or
     the first is the step, else human_completion; neutral steps count as right. Math-Shepherd: input, a problem with

@@ -31,7 +31,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def refuse(thing: str, path: str | None) -> None:
-    """Raises BadInput(thing, path) if path is a bucket's URL: a run appends to, locks and renames its files."""
+    """Raises BadInput(thing, path) for a bucket's URL, where a run could not append to files, lock or rename them."""
     if path and is_url(path):
         raise BadInput(thing, path, f'must be a folder of this machine; {MOUNT}')
 

@@ -117,7 +117,7 @@ class Lock:
             raise
 
     def _write(self, descriptor):
-        """Writes record and time over an open file, and closes it; its length never changes, so a full disk takes it."""
+        """Writes record and time over an open file, and closes it; its length stays, so that a full disk takes it."""
         try:
             content = json.dumps(self._record | {'beat': int(time.time())}, indent=1).encode()
             if os.pwrite(descriptor, content, 0) < len(content):
@@ -209,7 +209,7 @@ def own(folder: str, flag: str = '--workdir') -> Iterator[None]:
 
 
 def check(folder: str, settled: bool = False) -> None:
-    """Raises as Lock.check does when this process has lost a folder that it owned; settled: as in Lock.check."""
+    """Calls Lock.check(settled) for a folder that this process owns: it raises InUse or CannotWrite if that is lost."""
     lock = _held.get(os.path.realpath(folder))
     if lock is not None:
         lock.check(settled and processes.speaks())
@@ -259,7 +259,7 @@ def _birth(process):
 
 
 def _is_alive_here(owner, record):
-    """Whether the owner is alive, if it is on this machine; None for another machine. record: this process's."""
+    """Whether an owner on this machine is alive; None for an owner on another one. record: this process's _identity."""
     if owner.get('machine') != record['machine'] or not isinstance(owner.get('process'), int):
         return None
     identity = _identity()

@@ -248,7 +248,7 @@ def group(numbers: Iterable[int]) -> Iterator[None]:
 
 
 def in_group() -> bool:
-    """Whether this process is in a group beside others."""
+    """Whether this process is inside the context `group`, so that the job has processes in another group."""
     return _group is not None
 
 
@@ -377,7 +377,7 @@ def asked_to_stop() -> bool:
 
 
 def _check_equal(where, values_by_process):
-    """Raises RuntimeError, which names keys and processes, where the dicts differ of pairs (process name, dict)."""
+    """Raises RuntimeError unless all dicts are equal; values_by_process: pairs (name of a process, its dict)."""
     for key in {key: None for _, values in values_by_process for key in values}:
         column = [values.get(key) for _, values in values_by_process]
         usual = max(column, key=column.count)
@@ -424,7 +424,7 @@ def gather_rows(rows: Sequence[int] | Int[np.ndarray, ' R'], tree: Any) -> Any:
 def by_group(
     function: Callable[..., Any], groups: Sequence[Any] | np.ndarray, *columns: Sequence[Any] | np.ndarray
 ) -> Any:
-    """The result of function(groups, *columns), to which each process adds a share of the groups; all must call it.
+    """The result of function(groups, *columns); each process computes its share of the groups. All must call it.
 
     columns: sequences over rows, with the same number of rows for each group. The function and this call return a tree
     of arrays over rows.
@@ -437,7 +437,7 @@ def by_group(
 
 
 def share(count: int) -> range:
-    """Which of `count` things are this process's, where the processes share them evenly."""
+    """The indices, of 0 to count - 1, that are this process's share where the processes share evenly."""
     place, processes = members().index(jax.process_index()), len(members())
     return range(count * place // processes, count * (place + 1) // processes)
 

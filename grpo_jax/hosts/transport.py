@@ -192,7 +192,7 @@ class Devices:
         self._link = link
 
     def send(self, tree: Any, target: Any) -> None:
-        """As Files.send; first the sender's devices cut the arrays as the receiver's do."""
+        """Sends a tree as Files.send does; the sender's devices first cut the arrays as `target` is cut."""
 
         def cut(array, like):
             return jax.device_put(array, NamedSharding(array.sharding.mesh, _cutting_spec(like.sharding)))
@@ -203,7 +203,7 @@ class Devices:
         self._link.receive()  # until the receiver has read them, their memory must not be used again
 
     def receive(self, target: Any, source: Mesh) -> Any:
-        """As Files.receive."""
+        """Waits for the next tree, and returns it as Files.receive does."""
 
         def stand_in(like):
             sharding = NamedSharding(source, _cutting_spec(like.sharding))

@@ -88,7 +88,7 @@ def attend(
 
 
 def _column_runs(visible, window, first, count):
-    """(runs i32[B, R, T], max_columns) for splash.attend_runs: where the columns lie that each query attends to.
+    """(runs i32[B, R, T], max_columns) for splash.attend_runs: the columns that each query attends to.
 
     The first run ends with the query itself. Packed rows have a second one, in the completion's prompt. `count` queries
     begin at column `first`.
@@ -115,7 +115,7 @@ def soft_cap(x: Float[Array, '...'], cap: float) -> Float[Array, '...']:
 
 
 def _softmax_attention(q, k, v, allowed, rule):
-    """Attention output [B, T, N, H]; allowed bool[B, 1, T, S] says which keys a query attends to."""
+    """Attention output [B, T, N, H] by XLA or cuDNN; allowed: bool[B, 1, T, S], whether a query attends to a key."""
     if _uses_cudnn(q, k, rule):
         return jax.nn.dot_product_attention(q, k, v, mask=allowed, scale=rule.scale, implementation='cudnn')
     b, t, n, h = q.shape

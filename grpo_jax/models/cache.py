@@ -119,7 +119,7 @@ def empty_chunk(
 
 
 def prompt_chunk(k: Float[Array, 'L R K T H'], v: Float[Array, 'L R K T H'], like: AnyChunk) -> AnyChunk:
-    """A chunk with k and v in its last T columns; `like` has the same kind, columns, block and dtype."""
+    """A chunk with k and v in its last T columns, and the kind, columns, block and dtype of the chunk `like`."""
     if isinstance(like, ByLayer):
         layers = zip(jnp.split(k, len(k)), jnp.split(v, len(v)), like.layers, strict=True)
         return ByLayer(tuple(prompt_chunk(*layer) for layer in layers))

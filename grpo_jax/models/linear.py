@@ -230,7 +230,7 @@ _fsdp_product.defvjp(_fsdp_forward, _fsdp_backward)
 
 
 def axes_of(spec: str) -> tuple[str, str, str]:
-    """The axes of x, w and y of a product like 'btd,df->btf'."""
+    """The axis letters of x, w and y in an einsum spec like 'btd,df->btf'."""
     inputs, y_axes = spec.split('->')
     x_axes, w_axes = inputs.split(',')
     return x_axes, w_axes, y_axes

@@ -149,7 +149,7 @@ def part_of(path: str) -> str:
 
 
 def init(key: Any, c: ModelConfig) -> Params:
-    """Random float32 parameters of the table."""
+    """Random float32 parameters of a model, drawn as param_table says; key: of jax.random."""
 
     def leaf(path, param):
         if not param.scale:  # noise that nothing reads would be compiled
@@ -247,7 +247,7 @@ def prefill(
     *,
     attend_by: str = 'xla',
 ) -> tuple[Float[Array, 'L B K T H'], Float[Array, 'L B K T H']]:
-    """(keys, values) of all layers, rotated, as the cache wants them.
+    """(keys, values) of all layers for whole prompts, with rotated keys, in the axis order of cache.prompt_chunk.
 
     attend_by: attention.Rule.by; the other arguments are as in forward.
     """
@@ -269,7 +269,7 @@ def prefill(
 def decode(
     params: Params, tokens: Int[Array, ' B'], positions: Int[Array, ' B'], cache: kv_cache.KVCache, c: ModelConfig
 ) -> tuple[Float[Array, 'B D'], kv_cache.KVCache]:
-    """(hidden states after the last norm, the cache with the new column) for one new token a row.
+    """(hidden states after the last norm, the cache with the new column) for one new token in each row.
 
     The scan over layers carries the cache and writes the new column into it: as an input and an output of the scan, XLA
     would copy the whole cache. If params['layers'] is a tuple with a layer's weights each, the cache is ByLayer.

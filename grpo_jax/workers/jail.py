@@ -340,7 +340,7 @@ def empty(folder: str):
 def run_job(folder: str, rules: int | None, filter_program: bytes | None, listener: int | None, alone: bool) -> bool:
     """Runs the next job, then kills its processes and deletes its files; False when there are no more jobs.
 
-    rules, filter_program: as in confinement.confine; listener: of confinement.listen_for_threads; alone: whether this
+    rules, filter_program: as in confinement.confine; listener: from confinement.listen_for_threads; alone: whether this
     process has its own namespace of processes, in which it may kill all others.
     """
     requests, replies, verdict = os.pipe(), os.pipe(), os.pipe()

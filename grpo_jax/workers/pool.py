@@ -134,7 +134,7 @@ class _Worker:
         return self._process.poll() is None
 
     def call(self, function, args, deadline):
-        """As Pool.call; before the first call, the function's module is imported, within STARTING seconds."""
+        """Calls function(*args) as Pool.call does; at first, imports the function's module within STARTING seconds."""
         if function.__module__ not in self._imported:
             self._request((importlib.import_module, (function.__module__,), False), STARTING)
             self._imported.add(function.__module__)

@@ -102,12 +102,12 @@ def _count_steps(columns, key_columns, queries, keys, max_columns):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(q, k, v, runs, tiling):
-    """Output [B, N, H, T] of q [B, N, H, T] over k and v [B, K, S, H]; T and S are multiples of the block sizes."""
+    """Attention output [B, N, H, T] of q, like it, over k and v [B, K, S, H]; T and S are multiples of blocks."""
     return _forward(q, k, v, runs, tiling)[0]
 
 
 def _attend_and_save(q, k, v, runs, tiling):
-    """(output of _attend, what _attend_backward reads)."""
+    """(the output of _attend, the arrays that _attend_backward reads)."""
     out, total = _forward(q, k, v, runs, tiling)
     return out, (q, k, v, runs, out, total)
 
@@ -196,7 +196,7 @@ def _query_operand(x, place, tiling, moves):
 
 
 def _forward(q, k, v, runs, tiling):
-    """(output [B, N, H, T], log-sum-exp f32[B, N, 1, T] of each query's scores)."""
+    """(attention output [B, N, H, T], log-sum-exp f32[B, N, 1, T] of each query's scores)."""
     (b, n, h, t), lines, over = q.shape, (tiling.heads, 1, tiling.queries), _pass_over_keys(tiling, q, k)
     total = jax.ShapeDtypeStruct((b, n, 1, t), jnp.float32)
     return _call(
