@@ -28,12 +28,12 @@ def get_config(preset='grpo'):
     config.model.path = ''               # Hugging Face folder or hub name: config.json, tokenizer, weights
     config.model.random_init = False     # draw the weights instead of reading them
     config.model.dtype = 'float32'       # of computation: float32 or bfloat16; master weights are float32
-    config.model.lora.rank = 0           # of the adapters; 0: none, all weights are trained
+    config.model.lora.rank = 0           # rank of adapters; 0: none, all weights are trained
     config.model.lora.alpha = 32.0       # an adapter's product is multiplied by alpha / rank
 
     config.data.name = 'arithmetic'      # file in grpo_jax/data, or FILE.py of yours
-    config.data.options = {}             # arguments of its examples()
-    config.data.path = ''                # Hugging Face data set, for what data.options.folder does not hold; '': none
+    config.data.options = {}             # arguments of the data set's examples()
+    config.data.path = ''                # Hugging Face data set, read where data.options.folder has no file of it ...
     config.data.prompts_per_step = 32    # P, prompts of a step
     config.data.epochs = 0.0             # passes over the train split, which set the number of steps; 0: ...
     config.data.max_prompt_tokens = 64   # Q, columns of a prompt; longer prompts are left out

@@ -111,7 +111,7 @@ def _humaneval_example(row, i, where):
     checks = [part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == 'check']
     if len(checks) != 1 or len(checks[0].args.args) != 1:
         raise BadInput(where, shorten(test), 'field test must define check(candidate); mend or remove the row')
-    # the prompt's helpers are the tests' too; its unfinished function is not
+    # tests may call the helpers in the prompt, but not its unfinished function
     setup = [part for part in _parse(prompt, where).body if getattr(part, 'name', '') != name]
     helpers = [part for part in tree.body if part is not checks[0]]
     called = checks[0].args.args[0].arg
@@ -251,5 +251,5 @@ def _parse(source, where):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of an odd escape in a sound program
             return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of brackets in brackets
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two for deeply nested brackets
         raise BadInput(where, shorten(source), f'is no Python ({error}); mend or remove the row') from None

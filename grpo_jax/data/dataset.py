@@ -41,11 +41,11 @@ class DataOptions(NamedTuple):
     """config.data as plain values."""
 
     name: Text = 'arithmetic'  # file in grpo_jax/data, or FILE.py of yours
-    # Hugging Face data set, for what data.options.folder does not hold; '': none
+    # Hugging Face data set, read where data.options.folder has no file of it; '': none
     path: Annotated[str, Kind.PATH] = ''
-    # its commit or tag, read whatever the folder holds; '': the newest
+    # commit or tag of data.path, read also where the folder has files; '': the newest
     revision: Annotated[str, Kind.PATH] = ''
-    options: Mapping[str, Any] = MappingProxyType({})  # arguments of its examples()
+    options: Mapping[str, Any] = MappingProxyType({})  # arguments of the data set's examples()
     train_split: Text = 'train'  # split, or file of the data set, to learn from
     # split or file to be evaluated on; '': none, so that prompts of train_split are evaluated
     test_split: Annotated[str, ReadWith('!.held_out', words='data.held_out=0')] = 'test'
@@ -58,7 +58,7 @@ class DataOptions(NamedTuple):
     max_prompt_tokens: Annotated[int, Range(least=2, most=2**31 - 1)] = 64
     prompt_format: Flat[PromptFormat] = PromptFormat()
     written: NoKey[PromptFormat] = PromptFormat()  # prompt_format with its columns, which `load` fills
-    strict: Free[bool] = False  # stop at the first malformed row; else they are left out and counted
+    strict: Free[bool] = False  # stop at the first malformed row; else malformed rows are left out and counted
     origins: NoKey[tuple[origin.Origin, ...]] = ()  # of each source, once `locate` put their folders into options
 
     @classmethod
@@ -291,7 +291,7 @@ def warn_of_prompts(train: Dataset) -> None:
     chosen = [examples[i] for i in spread(count, MOST_READ)]
     texts = [' '.join([e.prompt, *(m['content'] for m in e.messages)]) for e in chosen]
     golds = [re.escape(e.answer.strip()) for e in chosen]
-    # a number stands in prompts by chance; so in the next prompt, too
+    # a gold number may stand in a prompt by chance, which the next prompt shows
     own, others = (
         [bool(gold and re.search(rf'(?<!\w){gold}(?!\w)', text)) for gold, text in zip(golds, some, strict=True)]
         for some in (texts, texts[1:] + texts[:1])

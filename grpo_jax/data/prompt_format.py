@@ -256,7 +256,7 @@ def make_bound(tokenizer: Any, prompt_format: PromptFormat, longest: int) -> Cal
     def fits(prompt):
         if len(prompt) > most or not prompt.isascii() or prompt.isspace():
             return False
-        # after a tag the prompt may have begun the completion, which its tokens tell
+        # a prompt that ends with a tag may have begun the completion, for which find_begun needs its tokens
         return not template.replace('{prompt}', prompt).rstrip().endswith(('>', ']'))
 
     return fits

@@ -35,7 +35,7 @@ class Unanswered(BadInput):
 def check_made(split: str) -> None:
     """Raises MissingSplit unless split is train or test, the splits of data sets that a program makes."""
     if split not in ('train', 'test'):
-        remedy = 'is no split of a data set that a program makes; use train and test'
+        remedy = 'is no split of data that a program makes; use train and test'
         raise MissingSplit('data.train_split, data.test_split', split, remedy)
 
 

@@ -60,7 +60,7 @@ def _example(row, index, where, results):
     if not re.fullmatch(r'-?\d+(\.\d+)?', answer):
         raise BadInput(where, shorten(answer), 'the answer must be a number; mend or remove the row')
     answer = re.sub(r'\.0+$', '', answer)
-    subject = str(row.get('Type') or row.get('type') or '').replace('Divison', 'Division')  # as some rows have it
+    subject = str(row.get('Type') or row.get('type') or '').replace('Divison', 'Division')  # some rows misspell it
     equation = re.sub(r'\.0\b', '', str(row.get('Equation') or row.get('equation') or ''))
     expression = equation.removeprefix('( ').removesuffix(' )')
     demonstration = {'demonstration': f'{expression} = {answer}' if results else expression} if equation else {}

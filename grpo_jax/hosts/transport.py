@@ -27,8 +27,8 @@ FOLDER = 'transport'  # of Files, in a workdir
 PIECE = 2**20  # bytes of a message under one key of the coordination service, which limits them
 THREAD = 'sampler'  # prefix of the name of a Link's thread
 
-# what `current` returns, and numbers of Links, which all processes of a job make in one order; global, since a job has
-# two groups at a time
+# the Link that `current` returns, and a counter for the names of Links, which all processes of a job make in the same
+# order; global, since a job has two groups at a time
 _current: 'Link | None' = None
 _numbers = itertools.count()
 

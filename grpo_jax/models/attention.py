@@ -25,7 +25,7 @@ Angles = tuple[Float[Array, 'B T 1 h'], Float[Array, 'B T 1 h']]  # (cos, sin) o
 class Rule(NamedTuple):
     """What a layer's attention computes, and by which code; the defaults are Llama's."""
 
-    scale: float | None = None  # of products of queries with keys; None: 1 / sqrt(H)
+    scale: float | None = None  # factor of products of queries with keys; None: 1 / sqrt(H)
     cap: float = 0.0  # soft cap of the scaled products; 0: none
     window: Int[Array, ''] | None = None  # positions that a query attends to, up to its own; None: all
     by: str = 'xla'  # xla; splash: models.kernels.splash; cudnn: NVIDIA's kernels where they can, elsewhere xla

@@ -40,15 +40,15 @@ class Inspection(NamedTuple):
 class LoraOptions(NamedTuple):
     """config.model.lora: which matrices have adapters, and how large these are."""
 
-    rank: Annotated[int, Range(least=0, most=4096)] = 0  # of the adapters; 0: none, all weights are trained
+    rank: Annotated[int, Range(least=0, most=4096)] = 0  # rank of adapters; 0: none, all weights are trained
     # an adapter's product is multiplied by alpha / rank
     alpha: Annotated[float, Range(above=0, most=1e6), ADAPTED] = 32.0
-    # regular expression of matrices: wq, wk, wv, wo, w_gate, w_up, w_down
+    # regular expression of the matrices that have adapters: wq, wk, wv, wo, w_gate, w_up, w_down
     targets: Annotated[str, ranges.Length(1), PATTERN, ADAPTED] = '.*'
     # whether an adapter's product is multiplied by alpha / sqrt(rank) instead (arXiv 2312.03732)
     rslora: Annotated[bool, ADAPTED] = False
     path: str = ''  # PEFT folder of adapters to begin with; '': new ones, which change nothing
-    base_dtype: Literal['', 'int8'] = ''  # of the frozen matrices beside adapters: int8, or '' for model.dtype
+    base_dtype: Literal['', 'int8'] = ''  # dtype of frozen matrices with adapters: int8; '': model.dtype
 
     @classmethod
     def from_config(cls, section: Any) -> 'LoraOptions':

@@ -50,17 +50,17 @@ class ModelConfig:
     out_bias: bool
     mlp_bias: bool
     tie_embeddings: bool
-    fused: bool = False  # a folder has wq, wk and wv in one tensor, and w_gate and w_up
+    fused: bool = False  # in a folder wq, wk and wv are one tensor, and w_gate and w_up another
     activation: str = 'silu'  # of the mlp's gate, a key of ACTIVATIONS
     norms: str = 'before'  # where attention and mlp have norms: before, after, or around, which is both
     norm_offset: float = 0.0  # added to the weights of norms
     norm_in_float32: bool = False  # norms multiply by their weights before they round, not after
     qk_norm_over_heads: bool = False  # norms of queries and keys are over all heads at once
-    embed_scale: float = 1.0  # of embeddings, rounded to their dtype
-    residual_scale: float = 1.0  # of what attention and mlp add
-    attention_scale: float | None = None  # of products of queries with keys; None: 1 / sqrt(head_dim)
+    embed_scale: float = 1.0  # factor of embeddings, rounded to their dtype
+    residual_scale: float = 1.0  # factor of what attention and mlp add to the residual stream
+    attention_scale: float | None = None  # factor of products of queries with keys; None: 1 / sqrt(head_dim)
     attention_cap: float = 0.0  # soft cap of these products; 0: none
-    logit_divisor: float = 1.0
+    logit_divisor: float = 1.0  # of the logits, before their cap
     logit_cap: float = 0.0  # soft cap of the logits; 0: none
     windows: tuple[int, ...] = ()  # of each layer: positions that a query attends to, 0: all; (): all in all layers
     rotary_dim: int = 0  # numbers of a head that are rotated, the first ones; 0: all

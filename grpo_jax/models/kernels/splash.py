@@ -102,7 +102,7 @@ def _count_steps(columns, key_columns, queries, keys, max_columns):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(q, k, v, runs, tiling):
-    """Attention output [B, N, H, T] of q, like it, over k and v [B, K, S, H]; T and S are multiples of blocks."""
+    """Attention output [B, N, H, T] of q (same shape) over k, v [B, K, S, H]; T and S are multiples of blocks."""
     return _forward(q, k, v, runs, tiling)[0]
 
 
