@@ -98,7 +98,7 @@ class Dataset(NamedTuple):
     tokens: Sequence[list[int]]
     sources: tuple = ()  # of a mixture: for each source (weight, its examples' indices i64[n])
     split: str = ''  # train or test; of Splits.test it is train where a run has no test split
-    read: Sequence[Example] = ()  # all Examples that were read, also those left out as too long or malformed
+    read: Sequence[Example] = ()  # all Examples that were read, also those that were left out
 
 
 class Splits(NamedTuple):

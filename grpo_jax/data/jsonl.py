@@ -36,7 +36,7 @@ def read(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_list(path: str) -> Iterator[tuple[str, Any]]:
-    """As read, for a .json file: one list of objects, or JSON Lines under that name.
+    """Yields (where, row) as `read` does, for a .json file with one list of objects, or with JSON Lines.
 
     Raises BadInput for a list that is no JSON as a whole, and for one of more than LARGEST bytes.
     """

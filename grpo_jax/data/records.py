@@ -132,7 +132,7 @@ def text_field(row: Mapping, field: str, where: str) -> str:
 
 
 def read_answer(row: Mapping, field: str, where: str) -> str:
-    """As text_field, for a gold answer: a list of one value counts as this value, and so does a text like `["4"]`.
+    """A gold answer, as text_field gives it; a list of one value counts as this value, and so does a text like `["4"]`.
 
     Raises BadInput for several values and for a struct; its remedy proposes the path of the first value inside.
     """

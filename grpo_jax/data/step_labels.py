@@ -73,8 +73,8 @@ def _example(task, row, index, where):
 def _rated_example(row, index, where):
     """The Example of a row whose steps are rated; raises BadInput for a malformed row, and for one of another form.
 
-    PRM800K: question.problem, and label.steps with completions that have text and rating, of which the chosen one or
-    the first is the step, else human_completion; neutral steps count as right. Math-Shepherd: input, a problem with
+    PRM800K: question.problem, and label.steps, whose completions have text and rating. A step is the chosen completion,
+    else human_completion, else the first one; neutral steps count as right. Math-Shepherd: input, a problem with
     `Step 1: ... ки`, and label, the same with + or - for each ки. TRL: prompt, completions and labels. The answer is
     question.ground_truth_answer where there is one.
     """

@@ -50,7 +50,7 @@ def _story_hash(problem):
 
 
 def _example(row, index, where, results):
-    """The Example of a row; raises BadInput for a malformed row."""
+    """The Example of a row of SVAMP; results: as in examples. Raises BadInput for a malformed row."""
     if 'Body' in row:
         body = text_field(row, 'Body', where).strip()
         prompt = f'{body}{"" if body[-1] in ".!?" else "."} {text_field(row, "Question", where).strip()}'

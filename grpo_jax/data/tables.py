@@ -25,7 +25,7 @@ def read_parquet(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_arrow(path: str) -> Iterator[tuple[str, Any]]:
-    """As read_parquet, for a file in Arrow's stream format, which `datasets` saves."""
+    """Yields (where, row) as read_parquet does, for a file in Arrow's stream format, which `datasets` saves."""
     import pyarrow
 
     def batches():
@@ -37,7 +37,7 @@ def read_arrow(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_csv(path: str) -> Iterator[tuple[str, Any]]:
-    """As read_parquet, for a CSV with the columns' names in its first line, or a .tsv; each value is a text."""
+    """Yields (where, row) as read_parquet does, for a .csv or .tsv with column names on line 1; values are texts."""
     csv.field_size_limit(LONGEST)
     with open(path, encoding='utf-8-sig', newline='') as file:
         lines = csv.reader(file, delimiter='\t' if path.endswith('.tsv') else ',')
@@ -57,7 +57,7 @@ def read_csv(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
-    """As read_parquet, for a split in a tensorflow-datasets folder with array_record files.
+    """Yields (where, row) as read_parquet does, for a split in a tensorflow-datasets folder of array_record files.
 
     Raises BadInput for a folder that is damaged, lacks the split, or has files of another format.
     """

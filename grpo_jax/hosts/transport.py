@@ -72,7 +72,7 @@ class Link:
         return self._thread.submit(function, *arguments)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """As start, but returns the function's result. On the Link's own thread, calls the function at once."""
+        """Calls function(*arguments) on the Link's thread (at once, if this is that thread), and returns its result."""
         if threading.current_thread().name.startswith(THREAD):
             return function(*arguments)
         return self.start(function, *arguments).result()

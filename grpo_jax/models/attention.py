@@ -164,7 +164,7 @@ def causal_mask(
 
 
 def _attend_packed(q, k, v, packed, rule, first):
-    """attend for a PackedMask: each block of queries attends to a band of columns before it, and to its prompt.
+    """What attend returns for a PackedMask: a block of queries attends to a band of columns before it, and its prompt.
 
     The band holds as many columns as a completion can have before a query.
     """

@@ -264,7 +264,7 @@ def run_judge(requests: int, replies: int, verdict: int, rules: int | None, filt
             raise TypeError(f'{type(value).__name__} cannot be sent to the program')
 
         def find(number, name='', base=None):
-            """As decode needs it: the Remote with this number, or, with a base, the class of exceptions."""
+            """The Remote with this number, or, with a base, the class of exceptions with this number; for decode."""
             if base is None:
                 return objects.setdefault(number, Remote(ask, number))
             if number not in classes:

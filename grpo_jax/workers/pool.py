@@ -70,7 +70,7 @@ class Pool:
             self._idle.put(worker)
 
     def call_cached(self, function: Callable, *args) -> Any:
-        """As call, but a result is remembered by function and arguments, and so are Expired and Died.
+        """Does what `call` does, and remembers a result, Expired or Died by function and arguments for later calls.
 
         Threads that make the same call at once wait for one call. Exceptions of the function are not remembered.
         """

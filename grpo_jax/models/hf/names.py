@@ -56,7 +56,7 @@ class Stored(NamedTuple):
 
 
 def find_tensors(table: Mapping[str, Any], c: transformer.ModelConfig) -> dict[str, Stored]:
-    """{path: Stored}: where each parameter of the table lies in a folder; a path is like layers/wq."""
+    """{path: Stored}: the tensors of a folder in which each parameter of the table lies; a path is like layers/wq."""
     stored = {
         path: Stored([name], axes, _stored_shape(axes, table[path].shape))
         for path, (name, axes) in NAMES.items()

@@ -70,7 +70,7 @@ def attend_runs(
 
 
 def _attend_own_heads(q, k, v, runs, scale, cap, max_columns):
-    """attend_runs for the heads that one device has."""
+    """What attend_runs returns, for the heads on one device."""
     (_, t, n, h), (s, kv_heads) = q.shape, k.shape[1:3]
     padding, key_padding = -t % LANES, -s % LANES
     queries, keys = _block_size(t + padding), _block_size(s + key_padding)
