@@ -59,11 +59,11 @@ class DataOptions(NamedTuple):
     prompt_format: Flat[PromptFormat] = PromptFormat()
     written: NoKey[PromptFormat] = PromptFormat()  # prompt_format with its columns, which `load` fills
     strict: Free[bool] = False  # stop at the first malformed row; else malformed rows are left out and counted
-    origins: NoKey[tuple[origin.Origin, ...]] = ()  # of each source, once `locate` put their folders into options
+    origins: NoKey[tuple[origin.Origin, ...]] = ()  # where each source is read from; () until `locate` has chosen
 
     @classmethod
     def from_config(cls, section: Any) -> 'DataOptions':
-        """Reads config.data; raises BadInput for a value that works with no data set."""
+        """Reads config.data as DataOptions; raises BadInput for a value with which no data set could work."""
         values = ranges.read_section(cls, section, 'data')
         prompt_format = PromptFormat(**ranges.read_section(PromptFormat, section, 'data')).with_newlines()
         prompt_format.check()
@@ -193,7 +193,7 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
 
 
 def source_of(options: DataOptions, split: str) -> str:
-    """The split or file of the data set that 'train' or 'test' is read from; another name stands for itself."""
+    """The split or file that 'train' or 'test' is read from; train_split for both with held_out. Else `split`."""
     test = options.train_split if options.held_out else options.test_split
     return {'train': options.train_split, 'test': test}.get(split, split)
 
@@ -267,7 +267,7 @@ def key_of(example: Example) -> tuple[str, str]:
 
 
 def warn_of_count(train: Dataset, prompts_per_step: int) -> None:
-    """Warns where a step has more prompts than there are, so that it draws some of them twice or more."""
+    """Warns where a step has more prompts than the train split, so that it draws some of them twice or more."""
     count = len(train.examples)
     if prompts_per_step > count:
         text = 'data.prompts_per_step = %d is more than the %d prompts of the train split: a step draws some again'
@@ -275,7 +275,7 @@ def warn_of_count(train: Dataset, prompts_per_step: int) -> None:
 
 
 def warn_of_prompts(train: Dataset) -> None:
-    """Warns of equal prompts, prompts that end with the assistant's words, and gold answers that many prompts hold."""
+    """Warns of equal prompts, of prompts that end with the assistant's words, and of gold answers inside prompts."""
     examples, count = train.examples, len(train.examples)
     of = f'of {count} prompts of the train split'
     first: dict[tuple, int] = {}

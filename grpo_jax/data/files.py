@@ -93,7 +93,7 @@ def _matches(row, column, values):
 
 
 def open_subset(folder: str, subset: str) -> str:
-    """The subfolder of a subset; raises BadInput where there is none.
+    """The path of a subset's subfolder; raises BadInput where there is none.
 
     A data set without subsets counts as the single subset `main` or `default`: for these and '', the folder itself is
     returned if it has no such subfolder.

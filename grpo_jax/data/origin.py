@@ -87,7 +87,7 @@ def choose_folder(
 
 
 def list_rows(examples: Mapping[str, Iterable] | Iterable) -> dict[str, list]:
-    """{split: list of its rows}; examples: {split: rows}, or the rows of train alone. Raises BadInput for no rows."""
+    """{split: list of rows}; examples: rows by split, or the rows of train. Raises BadInput if rows are no sequence."""
     by_split = examples if isinstance(examples, Mapping) else {'train': examples}
     for split, rows in by_split.items():
         if isinstance(rows, str) or not (hasattr(rows, '__iter__') or hasattr(rows, '__getitem__')):

@@ -87,7 +87,7 @@ def fill_columns(prompt_format: PromptFormat, rows: Sequence[Example | BadInput]
 
 
 def _fill_row(prompt_format, example, named):
-    """The Example with its columns filled, a BadInput where nothing is in them; named: {key: columns} of templates."""
+    """The Example with filled columns, or a BadInput if they hold nothing; named: {template or system: its columns}."""
 
     def column(match):
         return match[1] or _column_text(example.meta, match[2])
@@ -263,7 +263,7 @@ def make_bound(tokenizer: Any, prompt_format: PromptFormat, longest: int) -> Cal
 
 
 def _keeps_length(normalizer):
-    """Whether a normalizer of `tokenizers` writes at most one character for each of an ASCII text, and one before."""
+    """Whether a normalizer of `tokenizers` lengthens an ASCII text by at most one character, in front."""
     if normalizer is None:
         return True
     parts = [json.loads(normalizer.__getstate__())]

@@ -56,7 +56,7 @@ def convert_rows(convert: Callable, rows: Iterable[tuple[str, Any]]) -> list:
 
 
 def split_malformed(rows: Iterable) -> tuple[list, list[BadInput]]:
-    """(the sound rows, the BadInputs of malformed rows)."""
+    """(the sound rows, the BadInputs in place of malformed rows)."""
     rows = list(rows)
     return [row for row in rows if not isinstance(row, BadInput)], [row for row in rows if isinstance(row, BadInput)]
 

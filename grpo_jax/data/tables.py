@@ -179,7 +179,7 @@ def _make_shortener(kind) -> Callable | None:
 
 
 def to_plain(value: Any) -> Any:
-    """A value of tensorflow-datasets or from Python; its bytes and arrays become str, int, float and list."""
+    """A row's value in plain types of Python: bytes and NumPy's values in it become str, int, float and list."""
     if isinstance(value, dict):
         return {name: to_plain(x) for name, x in value.items()}
     if isinstance(value, (np.ndarray, np.generic)):

@@ -24,7 +24,7 @@ class TurnEnd(NamedTuple):
 
 
 def find_template_end(tokenizer: Any, prompt_format: PromptFormat) -> TurnEnd | None:
-    """How the chat template ends the assistant's turn: the first added token that it writes after the words.
+    """The TurnEnd of the chat template: the first added token that it writes after the assistant's words.
 
     None without a chat or a template, and for a template that writes no such token or fails.
     """

@@ -289,7 +289,7 @@ def local_parts(sharding: Any, shape: tuple[int, ...]) -> list[Place]:
 
 
 def put_parts(parts: Mapping[Place, np.ndarray], sharding: Any, shape: tuple[int, ...]) -> jax.Array:
-    """The array with `shape` on its devices; parts: host arrays for this process's local_parts."""
+    """The jax Array with this shape and sharding; parts: {Place: host array} for this process's local_parts."""
     return jax.make_array_from_callback(shape, _as_sharding(sharding), lambda index: parts[as_place(index, shape)])
 
 
@@ -304,7 +304,7 @@ def _as_sharding(sharding) -> Any:
 
 
 def fetch(tree: Any) -> Any:
-    """The tree with whole host arrays, gathered from all processes' shards; all processes must call it."""
+    """The tree with whole host arrays in place of jax Arrays, gathered from all processes; all must call it."""
 
     def fetch_array(array):
         if isinstance(array, jax.Array) and not array.is_fully_addressable and not array.is_fully_replicated:
@@ -315,7 +315,7 @@ def fetch(tree: Any) -> Any:
 
 
 def exchange(where: str, value: str) -> list[str]:
-    """The values that the processes pass, by process number; all processes must call it, in the same order.
+    """A list of all processes' values, in the order of their numbers; all processes must call it, in the same order.
 
     where: names the place in the program. value: a small text. Raises OtherFailed when another process has failed, and
     RuntimeError when one is at another place or does not come.
@@ -394,7 +394,7 @@ def _check_equal(where, values_by_process):
 
 
 def gather(value: Any) -> list[Any]:
-    """The values that the processes pass, by process number; all processes must call it. value: can be pickled."""
+    """A list of all processes' values, in the order of their numbers; all must call it. value: can be pickled."""
     if len(members()) == 1:
         return [value]
     content = pickle.dumps(value)

@@ -25,7 +25,7 @@ def _take(x, index, _):
 
 
 def _take_backward(rows, index, gradient):
-    """(gradient of x, None for index); x has `rows` rows."""
+    """(gradient of x [rows, ...], None for index) in _take, from the gradient of its output."""
     sums = jax.lax.platform_dependent(
         index, gradient, cuda=functools.partial(_sum_in_order, rows), default=functools.partial(_sum_by_scatter, rows)
     )
@@ -51,7 +51,7 @@ def _take_by_column(x, index):
 
 
 def _pick_backward(rows, index, gradient):
-    """(gradient of x, None for index); x has `rows` rows."""
+    """(gradient of x [rows, n], None for index) in _pick, from the gradient of its output."""
 
     def placed(index, gradient):  # `unique_indices` tells XLA that it need not add
         empty = jnp.zeros((rows, len(index)), gradient.dtype)

@@ -30,11 +30,11 @@ NEED_RANK = ('path', 'base_dtype')  # options that nothing reads where the rank 
 
 
 class Inspection(NamedTuple):
-    """Whether the weights that a sampler decodes with contain the adapters."""
+    """Numbers that show whether the weights that a sampler decodes with contain the adapters."""
 
     checksum: Any  # u32[]: the adapted matrices' bits, summed modulo 2^32
     share: Any  # f32[]: share of their elements that differ from the frozen matrices
-    due: Any  # f32[]: the share that should differ, by merging again; rounding swallows small changes
+    due: Any  # f32[]: the share that should differ, found by merging again; small changes vanish in rounding
 
 
 class LoraOptions(NamedTuple):
@@ -143,7 +143,7 @@ def init(key: Any, c: transformer.ModelConfig, options: LoraOptions) -> Any:
 
 
 def freeze(params: Any, options: LoraOptions, dtype: Any) -> Any:
-    """The frozen tree of `split` for a model's plain params: in dtype, or options.base_dtype for adapted matrices."""
+    """A model's plain params as the frozen tree of `split`: in dtype, but adapted matrices in options.base_dtype."""
     outside_layers = in_dtype({name: w for name, w in params.items() if name != 'layers'}, dtype)
     layers = {}
     for name, w in params['layers'].items():
@@ -189,7 +189,7 @@ def _is_adapted(w):
 
 
 def merge(layers: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of stacked layers with the sum W + scale A B, in float32, in place of each Adapted."""
+    """The weights of stacked layers, by name, with W + scale A B in float32 in place of each Adapted."""
     return {name: _merge_matrix(w) if _is_adapted(w) else w for name, w in layers.items()}
 
 

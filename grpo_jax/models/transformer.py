@@ -101,7 +101,7 @@ PARTS = {
 
 
 def param_table(c: ModelConfig) -> dict[str, Any]:
-    """Nested dict of Param for every weight of the model."""
+    """The parameter table of a model: a nested dict with a Param for each array, by name."""
     d, f, n, k, h, layers = c.width, c.mlp, c.heads, c.kv_heads, c.head_dim, c.layers
     fan_in_scale, residual = d**-0.5, 1 / math.sqrt(2 * layers)
     before, after = ('attn_norm', 'mlp_norm'), ('attn_post_norm', 'mlp_post_norm')
@@ -383,7 +383,7 @@ def unembed(params: Params, hidden: Float[Array, '... D'], c: ModelConfig) -> Fl
 
 @jax.named_scope('head')
 def unembed_transposed(params: Params, hidden: Float[Array, 'X D'], c: ModelConfig) -> Float[Array, 'V X']:
-    """Float32 logits, vocabulary first: an order in which XLA on CPUs multiplies up to twice as fast."""
+    """Float32 logits [V, X], vocabulary first: an order in which XLA on CPUs multiplies up to twice as fast."""
     spec, (weights,) = 'vd,xd->vx' if c.tie_embeddings else 'dv,xd->vx', head_weights(params, c).values()
     return _finish_logits(jnp.einsum(spec, weights, hidden, preferred_element_type=jnp.float32), c)
 
@@ -413,7 +413,7 @@ def _norm(x, scale, c):
 def rms_norm(
     x: Float[Array, '...'], scale: Float[Array, '...'], eps: float, offset: float = 0.0, in_float32: bool = False
 ) -> Float[Array, '...']:
-    """(offset + scale) * x / sqrt(mean(x^2) + eps), in x's dtype; the mean is over the axes that scale has, the last.
+    """(offset + scale) * x / sqrt(mean(x^2) + eps), in x's dtype; the mean is over the last axes, as many as scale has.
 
     x is normalized in float32. in_float32: the product with offset + scale is rounded to x's dtype; otherwise the
     normalized x is, before the product.

@@ -141,7 +141,7 @@ class _Worker:
         return self._request((function, args, True), deadline)
 
     def _request(self, request, deadline):
-        """Sends (function, args, whether to return the result) and returns the result; raises as Pool.call."""
+        """Sends (function, args, whether to return the result), and returns the result; raises what Pool.call does."""
         name = request[0].__name__
         try:
             self._pipe.send(request)

@@ -33,8 +33,8 @@ REMEDY = 'take both from one model'
 def find(path: str | os.PathLike[str]) -> str:
     """The local folder of a model, after a download where it is needed.
 
-    path: a folder, seen from here or from this package (configs/models/...); the URL of a folder in a bucket; or a name
-    on the hub. Raises BadInput where there is none of these.
+    path: a folder, relative to the working directory or to this package (configs/models/...); the URL of a folder in a
+    bucket; or a name on the hub. Raises BadInput where there is none of these.
     """
     path = os.fspath(path)
     if buckets.is_url(path):
@@ -181,7 +181,7 @@ def check_weights(folder: str | os.PathLike[str], c: transformer.ModelConfig, he
 
 
 def _match_tensors(folder, table, c):
-    """(the folder's StoredTensors by name, find_tensors of the table). Raises BadInput where they do not fit.
+    """({name: StoredTensor} of the folder, {path: Stored} of the table). Raises BadInput where they do not fit.
 
     With a tied head, the folder may have the embedding, the head, or equal ones. Rotary frequencies are ignored.
     """

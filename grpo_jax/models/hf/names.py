@@ -47,7 +47,7 @@ FUSED = {'self_attn.qkv_proj.weight': ('wq', 'wk', 'wv'), 'mlp.gate_up_proj.weig
 
 
 class Stored(NamedTuple):
-    """Where a parameter lies in a folder."""
+    """The tensors of a Hugging Face folder that hold a parameter."""
 
     names: list[str]  # of tensors; stacked parameters have one for each layer
     axes: str  # as in NAMES

@@ -190,7 +190,7 @@ def _make_tiling(q, heads, cache):
 
 
 def _block_specs(tiling, chunks, queries):
-    """(specs of inputs, specs of outputs): which blocks a grid step reads and writes; queries: N / K."""
+    """(BlockSpecs of inputs, BlockSpecs of outputs), which say what a grid step reads and writes; queries: N / K."""
     width, last = chunks[0].k.shape[4], len(chunks) - 1
 
     def new_column(sizes):

@@ -33,7 +33,7 @@ MASKED, LOWEST = -2e38, -1e30  # masked scores, and the maximum to begin with: e
 class Tiling(NamedTuple):
     """The constants that the kernels are compiled for."""
 
-    scale: float  # of products of queries with keys
+    scale: float  # factor of products of queries with keys
     cap: float  # soft cap of the scaled products; 0: none
     heads: int  # query heads in a grid step
     shared: int  # query heads that share a key head
@@ -113,7 +113,7 @@ def _attend_and_save(q, k, v, runs, tiling):
 
 
 def _attend_backward(tiling, saved, grad):
-    """The gradients of q, k and v, and None for runs."""
+    """(gradients of q, k and v, None for runs) in _attend, from `grad`, the gradient of its output."""
     q, k, v, runs, out, total = saved
     mean = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), 2, keepdims=True)
     queries = q, grad, total, mean
@@ -124,7 +124,7 @@ _attend.defvjp(_attend_and_save, _attend_backward)
 
 
 class Operand(NamedTuple):
-    """An input or output of a kernel."""
+    """An input or output of a kernel, and how the grid cuts it into blocks."""
 
     array: Any
     spec: pl.BlockSpec
