@@ -441,7 +441,7 @@ def _hash(values):
 
 
 def _to_json(value):
-    """A value that JSON does not have, in a form that is the same in every process."""
+    """A JSON form, equal in every process, of a value that JSON does not have: a list, or a text without addresses."""
     if isinstance(value, (set, frozenset)):
         return sorted(map(repr, value))
     return value.tolist() if hasattr(value, 'tolist') else re.sub(' at 0x[0-9a-f]+', '', repr(value))

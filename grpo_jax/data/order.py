@@ -61,7 +61,7 @@ def _mix(seed, sources):
 
 
 def _shuffle(seed, members):
-    """A function from a place in an endless sequence of permutations of `members` to the member. seed: some ints."""
+    """A function from a place in an endless sequence of permutations of `members` to a member; seed: tuple of ints."""
 
     @functools.cache
     def permutation(epoch):

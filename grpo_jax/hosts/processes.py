@@ -223,7 +223,7 @@ def _on_tpu():
 
 @functools.cache
 def start_devices() -> None:
-    """Starts jax's devices; hides that libtpu, where it is installed beside no TPU, reports an error."""
+    """Starts jax's devices, and hides the error that libtpu prints where it is installed and no TPU is there."""
     if _on_tpu() or importlib.util.find_spec('libtpu') is None:
         return
     stderr = os.dup(2)

@@ -107,7 +107,7 @@ class Link:
 
 
 class Files:
-    """Sends trees of arrays as files in a folder that all processes share; between any meshes."""
+    """Sends and receives trees of arrays as files in a folder that all processes share; between any meshes."""
 
     def __init__(self, folder: str, link: Link):
         """folder: for these files alone. link: carries the messages that a tree has been written, and read."""
@@ -186,7 +186,7 @@ def _slices(place, outer):
 
 
 class Devices:
-    """Sends trees of arrays from devices to devices, between meshes of equal sizes."""
+    """Sends and receives trees of arrays from devices to devices, between meshes of equal sizes."""
 
     def __init__(self, link: Link):
         self._link = link

@@ -69,7 +69,7 @@ class ModelConfig:
 
     @property
     def is_plain(self) -> bool:
-        """Whether attention and head compute what Llama's do, which is what the sampler's kernels compute."""
+        """Whether attention and head compute what Llama's do; the sampler's kernels compute nothing else."""
         fields = [field for field in dataclasses.fields(self) if field.name not in BESIDE_KERNELS]
         return all(getattr(self, field.name) == field.default for field in fields)
 
