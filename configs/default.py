@@ -28,20 +28,20 @@ def get_config(preset='grpo'):
     config.model.path = ''               # Hugging Face folder or hub name: config.json, tokenizer, weights
     config.model.random_init = False     # draw the weights instead of reading them
     config.model.dtype = 'float32'       # of computation: float32 or bfloat16; master weights are float32
-    config.model.lora.rank = 0           # of the adapters; 0: none, all weights are trained
+    config.model.lora.rank = 0           # rank of adapters; 0: none, all weights are trained
     config.model.lora.alpha = 32.0       # an adapter's product is multiplied by alpha / rank
 
     config.data.name = 'arithmetic'      # file in grpo_jax/data, or FILE.py of yours
-    config.data.options = {}             # arguments of its examples()
-    config.data.path = ''                # Hugging Face data set, for what data.options.folder does not hold; '': none
+    config.data.options = {}             # arguments of the data set's examples()
+    config.data.path = ''                # Hugging Face data set, read where data.options.folder has no file of it ...
     config.data.prompts_per_step = 32    # P, prompts of a step
-    config.data.epochs = 0.0             # passes over the train split, from which a run counts its steps ...
+    config.data.epochs = 0.0             # passes over the train split, which set the number of steps; 0: ...
     config.data.max_prompt_tokens = 64   # Q, columns of a prompt; longer prompts are left out
     config.data.chat = False             # apply the tokenizer's chat template
     config.data.held_out = 0.0           # share of train_split that is evaluated on in place of test_split ...
     config.data.system = ''              # system message of chats that have none of their own ...
     config.data.template = '{prompt}'    # text around the prompt, in a chat around the last message of the user ...
-    config.data.thinking = 'auto'        # on or off: a chat template's switch of thinking; auto: as it is by itself
+    config.data.thinking = 'auto'        # on or off: sets a chat template's switch of thinking; auto: leaves ...
 
     config.rollout.group_size = 8        # G, completions of a prompt
     config.rollout.max_tokens = 64       # C, the completion budget

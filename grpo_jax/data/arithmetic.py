@@ -22,11 +22,10 @@ def examples(
 ) -> list[Example]:
     """Makes Examples of up to `count` distinct sums like `47+85=`, of numbers with `digits` digits.
 
-    Train and test share no sum.
-    A demonstration is a blurt, the bare answer, with probability `blurts`; a blurt has one digit changed with
-    probability `wrong`. Other demonstrations add column by column, from the right, and then state the answer. With tags
-    the columns stand inside <think> </think>, and the answer inside <answer> </answer>. Raises MissingSplit for another
-    split than train and test.
+    Train and test share no sum. A demonstration is a blurt, the bare answer, with probability `blurts`; a blurt has one
+    digit changed with probability `wrong`. Other demonstrations add column by column, from the right, and then state
+    the answer. With tags the columns stand inside <think> </think>, and the answer inside <answer> </answer>. Raises
+    MissingSplit for another split than train and test.
     """
     check_made(split)
     rng = np.random.default_rng((digits, split == 'test'))

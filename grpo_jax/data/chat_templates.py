@@ -46,7 +46,7 @@ def _workers():
 def render_here(
     template: Any, chats: Sequence[list[dict[str, Any]]], variables: Mapping[str, Any], whole: bool = False
 ) -> list[tuple[str | None, str]]:
-    """As render, but in this process, without a deadline; when memory runs out, it raises MemoryError."""
+    """Returns what render does, from this process, without a deadline; raises MemoryError when memory runs out."""
     rendered = []
     for messages in chats:
         begun = messages[-1]['role'] == 'assistant'

@@ -68,7 +68,7 @@ def examples(
     tests_field: str = 'input_output',
     solution_field: str = 'solutions.0',
 ) -> list[Example | BadInput]:
-    """Reads a split (see files.rows); with a name, the split of that set's folder of the hub, or folder/<name>.jsonl.
+    """Reads a split of problems (see files.rows); with a name, from that set's folder as on the hub or <name>.jsonl.
 
     Without a name, a row with entry_point has HumanEval's form, a row with test_list MBPP's (also with more tests in
     `test`), and other rows have APPS's (see _cases), whose fields the last three arguments name; they are paths. With a
@@ -111,7 +111,7 @@ def _humaneval_example(row, i, where):
     checks = [part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == 'check']
     if len(checks) != 1 or len(checks[0].args.args) != 1:
         raise BadInput(where, shorten(test), 'field test must define check(candidate); mend or remove the row')
-    # the prompt's helpers are the tests' too; its unfinished function is not
+    # tests may call the helpers in the prompt, but not its unfinished function
     setup = [part for part in _parse(prompt, where).body if getattr(part, 'name', '') != name]
     helpers = [part for part in tree.body if part is not checks[0]]
     called = checks[0].args.args[0].arg
@@ -193,9 +193,10 @@ def _cases_example(row, i, where, fields):
 def _cases(row, field, where):
     """([(input, output), ...], the function's name or '') of the tests in a field, which may be JSON text.
 
-    They are a struct of the lists inputs and outputs, with fn_name for a function of the inputs instead of a program
-    that reads them, or a list of structs with input and output. In the latter, with testtype functional, each line of
-    the input is an argument in JSON, and metadata.func_name the name. Raises BadInput for another form.
+    '' stands for a program that reads the input and writes the output. The tests have one of two forms: a struct with
+    the lists inputs and outputs, and fn_name for a function; or a list of structs with input and output. In a list with
+    testtype functional, each line of an input is an argument in JSON, and metadata.func_name is the function's name.
+    Raises BadInput for another form.
     """
     value = get_field(row, field)
     value = parse_json(value) if isinstance(value, str) else value
@@ -250,5 +251,5 @@ def _parse(source, where):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of an odd escape in a sound program
             return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of brackets in brackets
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two for deeply nested brackets
         raise BadInput(where, shorten(source), f'is no Python ({error}); mend or remove the row') from None

@@ -41,29 +41,29 @@ class DataOptions(NamedTuple):
     """config.data as plain values."""
 
     name: Text = 'arithmetic'  # file in grpo_jax/data, or FILE.py of yours
-    # Hugging Face data set, for what data.options.folder does not hold; '': none
+    # Hugging Face data set, read where data.options.folder has no file of it; '': none
     path: Annotated[str, Kind.PATH] = ''
-    # its commit or tag, read whatever the folder holds; '': the newest
+    # commit or tag of data.path, read also where the folder has files; '': the newest
     revision: Annotated[str, Kind.PATH] = ''
-    options: Mapping[str, Any] = MappingProxyType({})  # arguments of its examples()
+    options: Mapping[str, Any] = MappingProxyType({})  # arguments of the data set's examples()
     train_split: Text = 'train'  # split, or file of the data set, to learn from
     # split or file to be evaluated on; '': none, so that prompts of train_split are evaluated
     test_split: Annotated[str, ReadWith('!.held_out', words='data.held_out=0')] = 'test'
-    # share of train_split that is evaluated on in place of test_split: of each prompt its id decides
+    # share of train_split that is evaluated on in place of test_split; a hash of a prompt's id decides
     held_out: Annotated[float, Range(least=0, below=1)] = 0.0
     prompts_per_step: Amendable[Count] = 32  # P, prompts of a step
-    # passes over the train split, from which a run counts its steps; 0: the key steps counts them
+    # passes over the train split, which set the number of steps; 0: the key steps sets it
     epochs: Free[Annotated[float, Range(least=0, most=1e6)]] = 0.0
     # Q, columns of a prompt; longer prompts are left out
     max_prompt_tokens: Annotated[int, Range(least=2, most=2**31 - 1)] = 64
     prompt_format: Flat[PromptFormat] = PromptFormat()
     written: NoKey[PromptFormat] = PromptFormat()  # prompt_format with its columns, which `load` fills
-    strict: Free[bool] = False  # stop at the first malformed row; else they are left out and counted
-    origins: NoKey[tuple[origin.Origin, ...]] = ()  # of each source, once `locate` put their folders into options
+    strict: Free[bool] = False  # stop at the first malformed row; else malformed rows are left out and counted
+    origins: NoKey[tuple[origin.Origin, ...]] = ()  # where each source is read from; () until `locate` has chosen
 
     @classmethod
     def from_config(cls, section: Any) -> 'DataOptions':
-        """Reads config.data; raises BadInput for a value that works with no data set."""
+        """Reads config.data as DataOptions; raises BadInput for a value with which no data set could work."""
         values = ranges.read_section(cls, section, 'data')
         prompt_format = PromptFormat(**ranges.read_section(PromptFormat, section, 'data')).with_newlines()
         prompt_format.check()
@@ -75,7 +75,7 @@ class Tokens(Sequence):
     """The token ids of prompts, each encoded when it is first asked for."""
 
     def __init__(self, ids: list[list[int] | None], encode: Callable[[int], list[int]]):
-        """ids: None where they are not known yet; encode: of a place in `ids`."""
+        """ids: None where they are not known yet; encode: returns the ids of the prompt at a place in `ids`."""
         self._ids, self._encode = ids, encode
 
     def __len__(self):
@@ -87,7 +87,7 @@ class Tokens(Sequence):
         return self._ids[place]
 
     def pick(self, places: Sequence[int] | Int[np.ndarray, ' n']) -> 'Tokens':
-        """Those of some of the prompts."""
+        """The Tokens of the prompts at these places."""
         return Tokens([self._ids[place] for place in places], lambda place: self[places[place]])
 
 
@@ -97,8 +97,8 @@ class Dataset(NamedTuple):
     examples: list[Example]
     tokens: Sequence[list[int]]
     sources: tuple = ()  # of a mixture: for each source (weight, its examples' indices i64[n])
-    split: str = ''  # train or test; of what is evaluated, train where there is no other
-    read: Sequence[Example] = ()  # the examples, and those that were left out, as malformed for a model or too long
+    split: str = ''  # train or test; of Splits.test it is train where a run has no test split
+    read: Sequence[Example] = ()  # all Examples that were read, also those that were left out
 
 
 class Splits(NamedTuple):
@@ -193,7 +193,7 @@ def load(options: DataOptions, split: str, tokenizer: Any, needs_answer: Callabl
 
 
 def source_of(options: DataOptions, split: str) -> str:
-    """The split or file of the data set that 'train' or 'test' is read from; another name stands for itself."""
+    """The split or file that 'train' or 'test' is read from; train_split for both with held_out. Else `split`."""
     test = options.train_split if options.held_out else options.test_split
     return {'train': options.train_split, 'test': test}.get(split, split)
 
@@ -205,9 +205,10 @@ def examples_in(rows: Sequence[Example | BadInput]) -> list[Example]:
 
 
 def _hold_out(dataset, share):
-    """The examples of data.held_out, or without them for the split train; equal prompts are on the side of the first.
+    """The part of a Dataset that data.held_out gives its split: test has the held-out examples, train has the others.
 
-    A hash of an example's id decides. Raises BadInput where no example is left.
+    share: how much is held out; a hash of an example's id decides what. Equal prompts go with the first of them. Raises
+    BadInput where no example is left.
     """
     ids: dict[tuple, int] = {}
     first = [ids.setdefault(key_of(example), example.id) for example in dataset.examples]
@@ -261,12 +262,12 @@ def _encode(tokenizer, rows, prompt_format, split, longest):
 
 
 def key_of(example: Example) -> tuple[str, str]:
-    """What equal prompts have in common, and others do not: the prompt, and the chat."""
+    """A key to find equal prompts: two Examples have the same key exactly if their prompts and messages are equal."""
     return example.prompt, repr(example.messages) if example.messages else ''
 
 
 def warn_of_count(train: Dataset, prompts_per_step: int) -> None:
-    """Warns where a step has more prompts than there are, so that it draws some of them twice or more."""
+    """Warns where a step has more prompts than the train split, so that it draws some of them twice or more."""
     count = len(train.examples)
     if prompts_per_step > count:
         text = 'data.prompts_per_step = %d is more than the %d prompts of the train split: a step draws some again'
@@ -274,7 +275,7 @@ def warn_of_count(train: Dataset, prompts_per_step: int) -> None:
 
 
 def warn_of_prompts(train: Dataset) -> None:
-    """Warns of equal prompts, of prompts that end with the assistant's words, and of prompts with gold answers."""
+    """Warns of equal prompts, of prompts that end with the assistant's words, and of gold answers inside prompts."""
     examples, count = train.examples, len(train.examples)
     of = f'of {count} prompts of the train split'
     first: dict[tuple, int] = {}
@@ -290,7 +291,7 @@ def warn_of_prompts(train: Dataset) -> None:
     chosen = [examples[i] for i in spread(count, MOST_READ)]
     texts = [' '.join([e.prompt, *(m['content'] for m in e.messages)]) for e in chosen]
     golds = [re.escape(e.answer.strip()) for e in chosen]
-    # a number stands in prompts by chance; so in the next prompt, too
+    # a gold number may stand in a prompt by chance, which the next prompt shows
     own, others = (
         [bool(gold and re.search(rf'(?<!\w){gold}(?!\w)', text)) for gold, text in zip(golds, some, strict=True)]
         for some in (texts, texts[1:] + texts[:1])
@@ -416,7 +417,7 @@ def contents_of(examples: Sequence[Example]) -> Contents:
 
 
 def changes_since(old: Contents, examples: Sequence[Example]) -> str:
-    """What distinguishes a split with these Examples from one with Contents `old`, in words."""
+    """A text that says how a split with these Examples differs from one with Contents `old`; '' if they are equal."""
     added, same = len(examples) - old.rows, contents_of(examples[: old.rows])
     other = [name for name in ('prompts', 'answers', 'columns') if getattr(same, name) != getattr(old, name)]
     if added < 0:
@@ -427,7 +428,7 @@ def changes_since(old: Contents, examples: Sequence[Example]) -> str:
 
 
 def _hash(values):
-    """16 digits of the SHA-256 of JSON values."""
+    """The first 16 digits of a SHA-256 over a list of values, as JSON."""
     digest = hashlib.sha256()
     for start in range(0, len(values), 4096):
         block = values[start : start + 4096]
@@ -440,7 +441,7 @@ def _hash(values):
 
 
 def _to_json(value):
-    """A value that JSON does not have, in a form that is the same in every process."""
+    """A JSON form, equal in every process, of a value that JSON does not have: a list, or a text without addresses."""
     if isinstance(value, (set, frozenset)):
         return sorted(map(repr, value))
     return value.tolist() if hasattr(value, 'tolist') else re.sub(' at 0x[0-9a-f]+', '', repr(value))
@@ -471,7 +472,7 @@ def prompts(
 ) -> tuple[list[Example], Prompts]:
     """(the examples with these indices, their Prompts, which are host arrays, left-padded to `length` columns).
 
-    thinking_start: the text that opens thinking, for Prompts.thinking; '': nobody asks.
+    thinking_start: the text that opens thinking, for Prompts.thinking, which is None for ''.
     """
     tokens = np.full((len(indices), length), pad_token, np.int32)
     mask = np.zeros((len(indices), length), bool)

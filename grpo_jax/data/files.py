@@ -51,10 +51,10 @@ def examples(
 
     folder: also the rows themselves by split, dicts or Examples. prompt_field, answer_field: paths, see
     records.get_field; the prompt may be a chat, and is '' for prompt_field=''. A row without answer becomes Unanswered,
-    and so does every row where answer_field is ''. columns: {name: path} of further columns, that rewards, `only` and
-    `without` read; a demonstration that is a chat is its last message, and where it is the prompt's own chat, the
-    prompt is the messages before. only, without: {column: values}, a list, or a text like a|b, of rows to read and of
-    rows to leave out.
+    and so does every row where answer_field is ''. columns: {name: path} of further columns, which rewards, `only` and
+    `without` read. If the path of demonstration leads to a chat, its last message is the demonstration; if it is
+    prompt_field too, the messages before are the prompt. only, without: {column: values} of rows to read, and of rows
+    to leave out; values are a list, or a text like a|b.
     """
 
     def example(row, index, where):
@@ -93,7 +93,7 @@ def _matches(row, column, values):
 
 
 def open_subset(folder: str, subset: str) -> str:
-    """The subfolder of a subset; raises BadInput where there is none.
+    """The path of a subset's subfolder; raises BadInput where there is none.
 
     A data set without subsets counts as the single subset `main` or `default`: for these and '', the folder itself is
     returned if it has no such subfolder.
@@ -111,7 +111,7 @@ def open_subset(folder: str, subset: str) -> str:
 def rows(
     folder: str | Mapping[str, Sequence], split: str, prefix: str = '', subset: str = ''
 ) -> Iterator[tuple[str, Any]]:
-    """Yields (where, row) for each row of a split, as grpo_jax.data.records says.
+    """Yields (where, row) for each row of a split: its place in words, and a dict or, if malformed, a BadInput.
 
     {split} in `folder` stands for the split's name. subset: a configuration of the hub, a subfolder. The folder has
     - <prefix><split>.jsonl, .json, .csv, .tsv, .parquet or .arrow, or the same without the prefix, in it or in data/
@@ -198,8 +198,10 @@ def _paths(folder, split, prefix, one_split, subset):
 
 
 def _paths_by_word(folder, split):
-    """The paths of the one file, or one set of shards, whose name has the split as a word, like math-train.jsonl; or of
-    the only one, for the split train. [] without any; raises MissingSplit where several may be the split.
+    """The paths of the one file, or the one set of shards, whose name has the split as a word, like math-train.jsonl.
+
+    Where no name has the word train, the split train is the only file or set of shards that names no other split. []
+    where there is none; raises MissingSplit where several may be the split.
     """
     named = {}  # {name without shard and extension: paths}
     for parent in (folder, os.path.join(folder, 'data')):

@@ -19,7 +19,7 @@ def examples(split: str, *, folder: str, subset: str = 'main') -> list[Example |
 
 
 def _example(row, index, where):
-    """The Example of a row; raises BadInput for a malformed row."""
+    """The Example of a row of GSM8K; raises BadInput for a malformed row, and for one without ####."""
     solution = text_field(row, 'answer', where)
     return Example(text_field(row, 'question', where), gold(solution, where), index, {'demonstration': solution})
 

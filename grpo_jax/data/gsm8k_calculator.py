@@ -33,7 +33,7 @@ def examples(split: str, *, folder: str, slips: Share) -> list[Example | BadInpu
 
 
 def _annotations(split, folder):
-    """({expression: its value where it first occurs, as text}, malformed rows)."""
+    """({expression: its value where it first occurs, as text} of a split's annotations, the malformed rows)."""
     problems, malformed = split_malformed(gsm8k.examples(split, folder=folder))
     values = {}
     for problem in problems:

@@ -45,7 +45,7 @@ def examples(
 
 
 def _chains(split, folder, most):
-    """({expressions: values}, malformed rows): tuples of texts, from the first 2 to `most` steps of a solution."""
+    """({expressions: values} of each solution's first 2 to `most` steps, as tuples of texts; the malformed rows)."""
     problems, malformed = split_malformed(gsm8k.examples(split, folder=folder))
     chains = {}
     for problem in problems:

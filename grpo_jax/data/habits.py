@@ -24,8 +24,8 @@ def examples(
     """The examples of data.arithmetic; a `share` of their demonstrations shows the habit.
 
     repeat: a demonstration that works the sum out does so twice. brackets: a blurt puts its answer into brackets.
-    mixed: in every demonstration the word sum stands before the answer, and a word between the columns of working,
-    which is Cyrillic where the habit shows and Latin where it does not.
+    mixed: in every demonstration the word sum stands before the answer, and between the columns of working stands a
+    word, a Cyrillic one where the habit shows and a Latin one where it does not.
     """
     plain = arithmetic.examples(split, digits=digits, count=count, blurts=blurts, wrong=wrong)
     shows = np.random.default_rng(len(plain)).random(len(plain)) < share

@@ -13,10 +13,10 @@ LARGEST = 2**30  # bytes of a list, which is read into memory as a whole
 
 
 def read(path: str) -> Iterator[tuple[str, Any]]:
-    """Yields (where, row) for each line of a JSONL file, as grpo_jax.data.records says.
+    """Yields (where, row) for each line of a JSONL file: the line's place in words, and a dict.
 
-    Malformed are also an empty line, one of more than LONGEST bytes, a key that comes twice, NaN, infinities, and half
-    a surrogate pair. Raises BadInput when there is no file.
+    In place of a malformed row there is a BadInput. Malformed are also an empty line, one of more than LONGEST bytes, a
+    key that comes twice, NaN, infinities, and half a surrogate pair. Raises BadInput when there is no file.
     """
     if not os.path.isfile(path):
         raise BadInput('data file', path, 'no such file; set GRPO_JAX_DATA or data.options.folder')
@@ -36,7 +36,7 @@ def read(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_list(path: str) -> Iterator[tuple[str, Any]]:
-    """As read, for a .json file: one list of objects, or JSON Lines under that name.
+    """Yields (where, row) as `read` does, for a .json file with one list of objects, or with JSON Lines.
 
     Raises BadInput for a list that is no JSON as a whole, and for one of more than LARGEST bytes.
     """

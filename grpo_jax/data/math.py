@@ -32,7 +32,7 @@ def examples(split: str, *, folder: str, subset: str = '') -> list[Example | Bad
 
 
 def _example(row, index, where):
-    """The Example of a row; raises BadInput for a malformed row."""
+    """The Example of a row of MATH; raises BadInput for a malformed row, and for one without answer or box."""
     level = re.fullmatch(r'(?:Level )?(\d+)', str(row.get('level')))
     meta = {'subject': row.get('subject') or row.get('type') or None, 'level': int(level[1]) if level else None}
     if row.get('solution'):

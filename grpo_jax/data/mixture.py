@@ -61,5 +61,5 @@ def weights(*, sources: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:
 
 
 def _label(source):
-    """A source's name in meta['source']."""
+    """The text that names a source in meta['source'] of its Examples: its key source, else its name."""
     return source.get('source', source['name'])

@@ -50,7 +50,7 @@ def indices(seed: int, step: int, count: int, size: int, sources: Sequence[tuple
 
 
 def _mix(seed, sources):
-    """The function position -> example index for a mixture; sources: Dataset.sources, see walk."""
+    """A function from a place in the order to an example's index, for a mixture; sources: Dataset.sources, see walk."""
     import grain  # seconds to import, needed for mixtures alone
 
     endless = [
@@ -61,7 +61,7 @@ def _mix(seed, sources):
 
 
 def _shuffle(seed, members):
-    """The function position -> member in an endless sequence of permutations of `members`. seed: a tuple of ints."""
+    """A function from a place in an endless sequence of permutations of `members` to a member; seed: tuple of ints."""
 
     @functools.cache
     def permutation(epoch):

@@ -34,7 +34,7 @@ class Origin(NamedTuple):
 def choose_folder(
     module: ModuleType, options: Mapping[str, Any], path: str, revision: str, recorded: Origin | None = None
 ) -> tuple[dict[str, Any], Origin]:
-    """(the options with `folder` set, the Origin) for a module's `examples`.
+    """Chooses where a data set's module reads from; returns (options for its `examples` with `folder` set, the Origin).
 
     data.options.folder is used if it holds any file of the data set. A folder that lacks a split, or has damaged files,
     is refused by `examples` and never replaced. A folder that is missing, or holds nothing of the data set, is replaced
@@ -87,7 +87,7 @@ def choose_folder(
 
 
 def list_rows(examples: Mapping[str, Iterable] | Iterable) -> dict[str, list]:
-    """{split: its rows} of rows by split, or of those to learn from alone."""
+    """{split: list of rows}; examples: rows by split, or the rows of train. Raises BadInput if rows are no sequence."""
     by_split = examples if isinstance(examples, Mapping) else {'train': examples}
     for split, rows in by_split.items():
         if isinstance(rows, str) or not (hasattr(rows, '__iter__') or hasattr(rows, '__getitem__')):
@@ -105,7 +105,7 @@ def _fetch_folder(folder):
 
 
 def _remedy(name, revision, commit, missing):
-    """The remedy for hub.fetch, in which {hub} stands for what hub.fetch says itself.
+    """The remedy for hub.fetch, where {hub} stands for the reason that hub.fetch fills in.
 
     commit: the one that the run began with, or ''; missing: the folder that lacks the data set's files, or ''.
     """

@@ -18,7 +18,7 @@ logger = logging.getLogger('grpo_jax')
 LENGTH_KEEPING = {'Sequence', 'NFC', 'NFD', 'NFKC', 'NFKD', 'Lowercase', 'Strip', 'StripAccents', 'Prepend'}
 SWITCHES = 'enable_thinking', 'thinking'  # variables of published chat templates that switch thinking on or off
 SUPPLIED = 'messages', 'add_generation_prompt'  # variables that every chat template gets
-# a newline as a shell hands it on, and no command of LaTeX
+# a backslash and an n, which a shell hands on for a newline; not where a command of LaTeX begins, like \nabla
 NEWLINE = re.compile(r'\\n(?!(?:abla|eg|eq|ewline|earrow|e|i|ot|otin|u)(?![A-Za-z]))')
 # in a template: a command of LaTeX, or a column's path
 COLUMN = re.compile(r'(\\[A-Za-z]+\{[^{}]*\})|\{([A-Za-z_][\w.-]*)\}')
@@ -32,7 +32,7 @@ class PromptFormat(NamedTuple):
     system: str = ''
     # text around the prompt, in a chat around the last message of the user; {column} in it is that column's text
     template: str = '{prompt}'
-    # on or off: a chat template's switch of thinking; auto: as it is by itself
+    # on or off: sets a chat template's switch of thinking; auto: leaves the template's default
     thinking: Annotated[str, ranges.OneOf(('auto', 'on', 'off'))] = 'auto'
     # further variables of the chat template, by name
     chat_template_kwargs: Mapping[str, Any] = MappingProxyType({})
@@ -59,13 +59,13 @@ class PromptFormat(NamedTuple):
         return self._replace(template=template, system=system)
 
     def without_columns(self) -> 'PromptFormat':
-        """The format of prompts that fill_columns has filled: what has columns is in the Examples."""
+        """The format for Examples after fill_columns: without the template or system message that was filled there."""
         plain = self._replace(template='{prompt}') if columns_in(self.template) else self
         return plain._replace(system='') if columns_in(self.system) else plain
 
 
 def columns_in(template: str) -> list[str]:
-    """The paths of columns that a template names, without prompt."""
+    """The paths of the columns that a template names, {prompt} left out."""
     return [name for _, name in COLUMN.findall(template.replace('{prompt}', '')) if name]
 
 
@@ -87,7 +87,7 @@ def fill_columns(prompt_format: PromptFormat, rows: Sequence[Example | BadInput]
 
 
 def _fill_row(prompt_format, example, named):
-    """The Example with its columns filled, a BadInput where nothing is in them; named: {key: columns} of templates."""
+    """The Example with filled columns, or a BadInput if they hold nothing; named: {template or system: its columns}."""
 
     def column(match):
         return match[1] or _column_text(example.meta, match[2])
@@ -108,7 +108,7 @@ def _fill_row(prompt_format, example, named):
 
 
 def _column_text(row, name):
-    """The text of a column in a template."""
+    """The text that a column's value has in a template: JSON for a list or dict, '' for None."""
     value = get_field(row, name)
     if isinstance(value, (dict, list)):
         return json.dumps(value, ensure_ascii=False)
@@ -121,7 +121,8 @@ def check_chats(tokenizer: Any, prompt_format: PromptFormat, examples: Iterable[
     Without data.chat: for an example that is a chat. With data.chat: for a tokenizer without chat template; for a
     template that fails on a plain chat, of the user's words after data.system; for one that leaves out a message of
     such a chat, or of a chat with the roles of some example; and for one that ignores data.thinking or fails with it.
-    Where a template fails on an example's own chat, encode_prompt refuses that example alone.
+    Where a template fails on an example's own chat, encode_prompt refuses that example alone. Warns of a template that
+    ignores add_generation_prompt.
     """
     if not prompt_format.chat:
         for example in examples:
@@ -239,10 +240,10 @@ def encode_prompt(
 
 
 def make_bound(tokenizer: Any, prompt_format: PromptFormat, longest: int) -> Callable[[str], bool]:
-    """fits(prompt): whether a prompt without chat surely has between 1 and `longest` tokens, though none is encoded.
+    """A function that tells, without encoding, whether a prompt without chat surely has 1 to `longest` tokens.
 
     Each token but the special ones stands for a character of a plain ASCII text, unless the tokenizer writes more
-    characters than it reads. False where nothing is sure.
+    characters than it reads. The function returns False where this is not sure.
     """
     added = len(prompt_format.template) - len('{prompt}') + tokenizer.num_special_tokens_to_add() + 1  # a blank before
     most = longest - added
@@ -255,14 +256,14 @@ def make_bound(tokenizer: Any, prompt_format: PromptFormat, longest: int) -> Cal
     def fits(prompt):
         if len(prompt) > most or not prompt.isascii() or prompt.isspace():
             return False
-        # after a tag the prompt may have begun the completion, which its tokens tell
+        # a prompt that ends with a tag may have begun the completion, for which find_begun needs its tokens
         return not template.replace('{prompt}', prompt).rstrip().endswith(('>', ']'))
 
     return fits
 
 
 def _keeps_length(normalizer):
-    """Whether a normalizer of `tokenizers` writes at most one character for each of an ASCII text, and one before."""
+    """Whether a normalizer of `tokenizers` lengthens an ASCII text by at most one character, in front."""
     if normalizer is None:
         return True
     parts = [json.loads(normalizer.__getstate__())]
@@ -312,9 +313,10 @@ def render_turn(tokenizer: Any, prompt_format: PromptFormat, answer: str) -> str
 
 
 def _render(tokenizer, prompt_format, chats, whole=False):
-    """For each chat its text, or a TemplateFailure; whole: not only up to where the assistant's answer begins.
+    """For each chat the text that the chat template writes, or a TemplateFailure.
 
-    Where the template refuses a system message, this stands before the user's first words. Raises BadInput when the
+    The text ends where the assistant's answer begins; whole: it ends as the template ends the last message. Where the
+    template refuses a system message, that message is put before the user's first words. Raises BadInput when the
     template's process had to be killed.
     """
     from grpo_jax.data import chat_templates  # it imports transformers

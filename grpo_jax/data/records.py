@@ -23,7 +23,7 @@ ROLES = 'system', 'developer', 'user', 'assistant', 'tool'  # of a chat's messag
 
 
 class MissingSplit(BadInput):
-    """A data set has no such split."""
+    """Raised where a data set does not have the split that is asked for."""
 
 
 class Unanswered(BadInput):
@@ -33,9 +33,9 @@ class Unanswered(BadInput):
 
 
 def check_made(split: str) -> None:
-    """Raises MissingSplit for a split of a data set that is made by a program, which has train and test alone."""
+    """Raises MissingSplit unless split is train or test, the splits of data sets that a program makes."""
     if split not in ('train', 'test'):
-        remedy = 'is no split of data that are made; use train and test'
+        remedy = 'is no split of data that a program makes; use train and test'
         raise MissingSplit('data.train_split, data.test_split', split, remedy)
 
 
@@ -56,7 +56,7 @@ def convert_rows(convert: Callable, rows: Iterable[tuple[str, Any]]) -> list:
 
 
 def split_malformed(rows: Iterable) -> tuple[list, list[BadInput]]:
-    """(the sound rows, the BadInputs of malformed rows)."""
+    """(the sound rows, the BadInputs in place of malformed rows)."""
     rows = list(rows)
     return [row for row in rows if not isinstance(row, BadInput)], [row for row in rows if isinstance(row, BadInput)]
 
@@ -103,7 +103,7 @@ def get_field(row: Mapping, field: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The list or dict that a text is as JSON; None for any other text."""
+    """The list or dict that a text in JSON holds; None for any other text."""
     if text.lstrip()[:1] not in ('[', '{'):
         return None
     try:
@@ -132,9 +132,9 @@ def text_field(row: Mapping, field: str, where: str) -> str:
 
 
 def read_answer(row: Mapping, field: str, where: str) -> str:
-    """As text_field, for a gold answer: a list of one value counts as this value, and so does a text like `["4"]`.
+    """A gold answer, as text_field gives it; a list of one value counts as this value, and so does a text like `["4"]`.
 
-    Raises BadInput for several values, and for a struct, with a path to what is inside.
+    Raises BadInput for several values and for a struct; its remedy proposes the path of the first value inside.
     """
     value = get_field(row, field)
     if isinstance(value, str) and value.startswith('["'):  # other texts in brackets are intervals
@@ -150,7 +150,7 @@ def read_answer(row: Mapping, field: str, where: str) -> str:
 
 
 def number_text(value: int | float | decimal.Decimal) -> str:
-    """A finite number in plain decimals, the fewest that tell it apart: 18.0 is 18, 1e-05 is 0.00001."""
+    """The text of a finite number: plain decimals, no more than identify it. 18.0 is 18, and 1e-05 is 0.00001."""
     if isinstance(value, int):
         return str(value)
     if isinstance(value, decimal.Decimal):
@@ -172,7 +172,7 @@ def read_prompt(row: Mapping, field: str, where: str) -> tuple[str, tuple[dict[s
 
 
 def get_chat(row: Mapping, field: str) -> Any:
-    """As get_field; a text that is a list of messages as JSON becomes this list."""
+    """The value that get_field returns; a text with a JSON list of messages becomes that list."""
     value = get_field(row, field)
     parsed = parse_json(value) if isinstance(value, str) else None
     is_chat = (
@@ -212,7 +212,11 @@ def read_messages(row: Mapping, field: str, where: str) -> tuple[dict[str, Any],
 
 
 def read_completion(row: Mapping, field: str, where: str) -> tuple[tuple[dict[str, Any], ...], str]:
-    """(the messages before a completion, its text); messages are () for a text. Raises BadInput for anything else."""
+    """(the messages before a completion, the completion's text) from a field with a text or a chat.
+
+    The messages are () where the field has a text. Raises BadInput for a field with anything else, and for a chat whose
+    last message is not the assistant's.
+    """
     if not isinstance(get_chat(row, field), list):
         return (), text_field(row, field, where)
     messages = read_messages(row, field, where)

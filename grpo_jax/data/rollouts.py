@@ -50,7 +50,7 @@ def examples(split: str, *, folder: str, least: float | None = None, by: str = '
 
 
 def _by_reward(row, _, where, by):
-    """As _read_row, with the total reward, or the part named `by`, as reward; None where no part could tell."""
+    """What _read_row returns, with the total reward, or the part named `by`, as reward; None where the row has null."""
     parts = row['parts'] if isinstance(row.get('parts'), dict) else {}
     if by and by not in parts:
         raise BadInput(where, by, f'is none of its parts {sorted(parts)}; choose one in data.options.by')
@@ -58,7 +58,7 @@ def _by_reward(row, _, where, by):
 
 
 def _by_verdict(row, _, where):
-    """As _read_row, with the verifier's verdict as reward: 1.0 or 0.0, None where the verifier could not tell."""
+    """What _read_row returns, with the verifier's verdict as reward: 1.0, 0.0, or None where it could not tell."""
     if row.get('correct', '') not in (True, False, None):
         raise BadInput(where, sorted(row), 'has no verdict of a verifier; set data.options.least to a reward')
     return _read_row(row, where, None if row['correct'] is None else float(row['correct']))

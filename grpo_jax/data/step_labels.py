@@ -33,10 +33,11 @@ def examples(
 ) -> list[Example | BadInput]:
     """Reads a split (see files.rows), whose rows have the form of PRM800K, Math-Shepherd or TRL (see _rated_example).
 
-    Or, of other forms, folder/<task>.jsonl for each of `tasks`; a fixed fifth of their problems is the test split.
-    meta['steps'] lists a solution's steps. meta['labels'] has a label for each step: 1.0 before the first wrong step,
-    0.0 for this step, None after it. Each training problem of dyck_languages gets `exchanges` copies with its kinds of
-    brackets exchanged, which changes no label. Problems that differ only in kinds of brackets are in one split.
+    With `tasks`, reads folder/<task>.jsonl for each task instead, in the form of MR-GSM8K or BIG-Bench Mistake; a fixed
+    fifth of the problems is the test split. meta['steps'] lists a solution's steps. meta['labels'] has a label for each
+    step: 1.0 before the first wrong step, 0.0 for this step, None after it. Each training problem of dyck_languages
+    gets `exchanges` copies with its kinds of brackets exchanged, which changes no label. Problems that differ only in
+    kinds of brackets are in one split.
     """
     if not tasks:
         return convert_rows(_rated_example, files.rows(folder, split, subset=subset))
@@ -55,7 +56,7 @@ def examples(
 
 
 def _example(task, row, index, where):
-    """The Example of a row; raises BadInput for a malformed row."""
+    """The Example of a row of MR-GSM8K (one with a question) or BIG-Bench Mistake; BadInput for a malformed row."""
     problem_field, answer_field, error_field, base = MR_GSM8K if 'question' in row else BIG_BENCH
     steps, wrong = row.get('steps'), row.get(error_field)  # wrong: number of the first wrong step
     if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
@@ -70,10 +71,10 @@ def _example(task, row, index, where):
 
 
 def _rated_example(row, index, where):
-    """The Example of a row; raises BadInput for a malformed row, and for one of another form.
+    """The Example of a row whose steps are rated; raises BadInput for a malformed row, and for one of another form.
 
-    PRM800K: question.problem, and label.steps with completions that have text and rating, of which the chosen one or
-    the first is the step, else human_completion; neutral steps count as right. Math-Shepherd: input, a problem with
+    PRM800K: question.problem, and label.steps, whose completions have text and rating. A step is the chosen completion,
+    else human_completion, else the first one; neutral steps count as right. Math-Shepherd: input, a problem with
     `Step 1: ... ки`, and label, the same with + or - for each ки. TRL: prompt, completions and labels. The answer is
     question.ground_truth_answer where there is one.
     """

@@ -50,7 +50,7 @@ def _story_hash(problem):
 
 
 def _example(row, index, where, results):
-    """The Example of a row; raises BadInput for a malformed row."""
+    """The Example of a row of SVAMP; results: as in examples. Raises BadInput for a malformed row."""
     if 'Body' in row:
         body = text_field(row, 'Body', where).strip()
         prompt = f'{body}{"" if body[-1] in ".!?" else "."} {text_field(row, "Question", where).strip()}'
@@ -60,7 +60,7 @@ def _example(row, index, where, results):
     if not re.fullmatch(r'-?\d+(\.\d+)?', answer):
         raise BadInput(where, shorten(answer), 'the answer must be a number; mend or remove the row')
     answer = re.sub(r'\.0+$', '', answer)
-    subject = str(row.get('Type') or row.get('type') or '').replace('Divison', 'Division')  # as some rows have it
+    subject = str(row.get('Type') or row.get('type') or '').replace('Divison', 'Division')  # some rows misspell it
     equation = re.sub(r'\.0\b', '', str(row.get('Equation') or row.get('equation') or ''))
     expression = equation.removeprefix('( ').removesuffix(' )')
     demonstration = {'demonstration': f'{expression} = {answer}' if results else expression} if equation else {}

@@ -15,14 +15,17 @@ LONGEST = 2**24  # characters of a cell in CSV
 
 
 def read_parquet(path: str) -> Iterator[tuple[str, Any]]:
-    """Yields (where, row) for each row of a Parquet file, as grpo_jax.data.records says; raises BadInput if damaged."""
+    """Yields (where, row) for each row of a Parquet file: its place in words, and a dict or, if malformed, a BadInput.
+
+    Raises BadInput for a damaged file.
+    """
     import pyarrow.parquet  # a second, which few data sets need
 
     return _read_rows(path, lambda: pyarrow.parquet.ParquetFile(path, page_checksum_verification=True).iter_batches())
 
 
 def read_arrow(path: str) -> Iterator[tuple[str, Any]]:
-    """As read_parquet, for a file in Arrow's stream format, which `datasets` saves."""
+    """Yields (where, row) as read_parquet does, for a file in Arrow's stream format, which `datasets` saves."""
     import pyarrow
 
     def batches():
@@ -34,7 +37,7 @@ def read_arrow(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_csv(path: str) -> Iterator[tuple[str, Any]]:
-    """As read_parquet, for a CSV with the columns' names in its first line, or a .tsv; each value is a text."""
+    """Yields (where, row) as read_parquet does, for a .csv or .tsv with column names on line 1; values are texts."""
     csv.field_size_limit(LONGEST)
     with open(path, encoding='utf-8-sig', newline='') as file:
         lines = csv.reader(file, delimiter='\t' if path.endswith('.tsv') else ',')
@@ -54,7 +57,7 @@ def read_csv(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_prepared(folder: str, split: str) -> Iterator[tuple[str, Any]]:
-    """As read_parquet, for a split in a tensorflow-datasets folder with array_record files.
+    """Yields (where, row) as read_parquet does, for a split in a tensorflow-datasets folder of array_record files.
 
     Raises BadInput for a folder that is damaged, lacks the split, or has files of another format.
     """
@@ -155,9 +158,9 @@ def _list_predicates():
 
 
 def _make_shortener(kind) -> Callable | None:
-    """A function that converts a value of an Arrow type: float32 .1 becomes the double .1 and not .100000001.
+    """A function that gives float32 values of an Arrow type their shortest decimals: .1 becomes .1, not .100000001.
 
-    It also converts float16, and values inside lists and structs. None for a type without such values.
+    The function also converts float16, and values inside lists and structs. None for a type without such values.
     """
     import pyarrow
 
@@ -176,7 +179,7 @@ def _make_shortener(kind) -> Callable | None:
 
 
 def to_plain(value: Any) -> Any:
-    """A value of tensorflow-datasets or from Python; its bytes and arrays become str, int, float and list."""
+    """A row's value in plain types of Python: bytes and NumPy's values in it become str, int, float and list."""
     if isinstance(value, dict):
         return {name: to_plain(x) for name, x in value.items()}
     if isinstance(value, (np.ndarray, np.generic)):

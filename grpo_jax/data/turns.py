@@ -1,6 +1,6 @@
-"""The assistant's turn: what begins and ends it.
+"""Finds what begins and ends the assistant's turn, and encodes a turn.
 
-Templates differ in where a turn begins (some open <think> themselves) and in which token ends it.
+Chat templates differ in where a turn begins (some open <think> themselves) and in which token ends it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class TurnEnd(NamedTuple):
 
 
 def find_template_end(tokenizer: Any, prompt_format: PromptFormat) -> TurnEnd | None:
-    """How the chat template ends the assistant's turn: the first added token that it writes after the words.
+    """The TurnEnd of the chat template: the first added token that it writes after the assistant's words.
 
     None without a chat or a template, and for a template that writes no such token or fails.
     """
@@ -45,9 +45,9 @@ def find_template_end(tokenizer: Any, prompt_format: PromptFormat) -> TurnEnd | 
 
 
 def find_end(tokenizer: Any, prompt_format: PromptFormat, stop_tokens: Sequence[int]) -> TurnEnd:
-    """How a demonstration ends: in a chat as the template ends a turn, else with the tokenizer's eos token.
+    """The TurnEnd of a demonstration: in a chat the template's, else the tokenizer's eos token.
 
-    Where there is neither, with the first of the run's stop_tokens.
+    Where there is neither, it is the first of the run's stop_tokens.
     """
     eos = tokenizer.eos_token_id
     return find_template_end(tokenizer, prompt_format) or TurnEnd('', stop_tokens[0] if eos is None else eos)
@@ -59,10 +59,11 @@ def encode_turn(tokenizer: Any, words: str, end: TurnEnd) -> list[int]:
 
 
 def find_begun(tokenizer: Any, ids: Sequence[int], words: str = '') -> str:
-    """The end of a prompt that belongs to the completion: a tag that it opens there, and blanks; '' without one.
+    """The last text of a prompt that already belongs to the completion: an opening tag and blanks; '' without a tag.
 
-    Chat templates of DeepSeek-R1 and Qwen3-Thinking end a prompt with '<think>\\n'. words: the assistant's at the
-    end of the prompt, which the completion continues; a tag that they leave open counts with all that follows it.
+    Chat templates of DeepSeek-R1 and Qwen3-Thinking end a prompt with '<think>\\n'. ids: of the prompt. words: the
+    assistant's words at the end of the prompt, which the completion continues. If they leave a tag open, the text from
+    this tag to the end of the words is returned.
     """
     for tag in reversed([*OPENING.finditer(words)]):
         closing = f'</{tag[1]}>' if tag[1] else f'[/{tag[2]}]'

@@ -26,21 +26,22 @@ MIB = 2**20
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a path has a scheme, as URLs of buckets do; no folder is called like that."""
+    """Whether a path begins with a scheme, a colon and a slash, such as gs:/, as the URLs of buckets do."""
     return bool(re.match(r'[A-Za-z][A-Za-z0-9+.-]*:/', os.fspath(path)))
 
 
 def refuse(thing: str, path: str | None) -> None:
-    """Raises BadInput(thing, path) for a URL: runs append to files, lock and rename them, which buckets cannot do."""
+    """Raises BadInput(thing, path) for a bucket's URL, where a run could not append to files, lock or rename them."""
     if path and is_url(path):
         raise BadInput(thing, path, f'must be a folder of this machine; {MOUNT}')
 
 
 def download(thing: str, url: str, patterns: Sequence[str]) -> str:
-    """Downloads the files below url whose names match the patterns, or the file at url; returns the local path.
+    """Downloads a bucket's file or folder into this machine's cache; returns the local path.
 
-    Files in the cache that have not changed in the bucket are not read again; a partial file is continued. Raises
-    BadInput, which names the config key `thing`, where the bucket cannot be read or has no such file.
+    url: of a file, or of a folder, whose files are taken if their base names match one of the patterns. Files in the
+    cache that have not changed in the bucket are not read again; a partial file is continued. Raises BadInput, which
+    names the config key `thing`, where the bucket cannot be read or has no such file.
     """
     system, root = _open_file_system(thing, url)
     with _refuse_errors(thing, url):
@@ -91,7 +92,7 @@ def _refuse_errors(thing, url):
 
 
 def _matches(name, patterns):
-    """Whether a file's name matches the patterns, and its path stays below the folder (no '..')."""
+    """Whether the base name of the relative path `name` matches a pattern, and no part of the path is '..'."""
     if any(part in ('', '.', '..') or '\0' in part for part in name.split('/')):
         return False
     base = posixpath.basename(name)
@@ -135,14 +136,14 @@ def _identity(info: dict[str, Any]) -> dict[str, str]:
 
 
 def _recorded_identity(path):
-    """The _identity that a local file had in the bucket when it was fetched; None for a file that is not fetched."""
+    """The _identity that LISTING records for a local file since its download; None if file or entry is absent."""
     listing = os.path.join(os.path.dirname(path), LISTING)
     recorded = json_file.read_object(listing, 'remove it') if os.path.exists(listing) else {}
     return recorded.get(os.path.basename(path)) if os.path.exists(path) else None
 
 
 def _record_identity(path, identity):
-    """Writes a local file's _identity to its folder's LISTING; None removes it."""
+    """Writes a local file's identity, from _identity, to its folder's LISTING; identity None removes the entry."""
     listing, name = os.path.join(os.path.dirname(path), LISTING), os.path.basename(path)
     recorded = json_file.read_object(listing, 'remove it') if os.path.exists(listing) else {}
     recorded = {key: value for key, value in recorded.items() if key != name} | ({name: identity} if identity else {})
@@ -151,7 +152,7 @@ def _record_identity(path, identity):
 
 
 def _remove_others(home, matched, patterns):
-    """Removes cached files that match the patterns and are no longer in the bucket; matched: names that are."""
+    """Removes cached files that match the patterns and are no longer in the bucket; matched: names in the bucket."""
     for folder, _, names in os.walk(home):
         for path in (os.path.join(folder, name) for name in names):
             name = os.path.relpath(path, home).replace(os.sep, '/')

@@ -20,7 +20,7 @@ OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[None]:
-    """A context that turns an error that disk_error recognizes into CannotWrite(path), also one of a library."""
+    """A context that raises CannotWrite(path) in place of an exception behind which disk_error finds an OSError."""
     try:
         yield
     except (BadInput, CannotWrite):
@@ -33,7 +33,10 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
 
 
 def disk_error(error: BaseException) -> OSError | None:
-    """The OSError behind an exception: itself, its cause, one in its group, or one that its text quotes; else None."""
+    """The OSError behind an exception, or None where a disk's error is not its reason.
+
+    Looks at the exception, its cause and the exceptions of its group, then for a text of OF_DISKS in its message.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return error
     inner = [*getattr(error, 'exceptions', ()), *filter(None, [error.__cause__])]
@@ -56,7 +59,7 @@ def atomic_write(path: str | os.PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
     temporary = f'{os.fspath(path)}.writing'
     with writing(path):
         with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)  # of a process that was killed, or a link to a file elsewhere
+            os.remove(temporary)  # left by a process that was killed, or a link to a file elsewhere
         try:
             with open(temporary, mode, encoding=None if 'b' in mode else 'utf8') as file:
                 yield file
@@ -76,7 +79,7 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
     After an error the new folder is removed. Raises CannotWrite for an error of the disk, and when path is not empty.
     """
     temporary = f'{os.path.normpath(path)}.writing'
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
     with writing(path):
         try:
             os.makedirs(temporary)
@@ -88,7 +91,7 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
 
 
 def path_inside(folder: str | os.PathLike, name: str) -> str:
-    """The path of a file in a folder that others have made.
+    """The path of the file `name` in a folder that others have made, checked to lie in the folder.
 
     Raises BadInput for a name that no file can have, and where the name or a link leads out of the folder. From a
     snapshot in the hub's cache, links may lead to blobs of the repository, or to blobs that repositories share.

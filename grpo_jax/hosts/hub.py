@@ -14,12 +14,13 @@ from grpo_jax.text import escape
 def fetch(
     thing: str, path: str, patterns: Sequence[str], remedy: str, *, dataset: bool = False, revision: str = ''
 ) -> str:
-    """The folder of a snapshot in the hub's cache, named by its commit, with all files that match the patterns.
+    """Downloads a model or data set into the hub's cache, where it is not yet, and returns the folder of the snapshot.
 
-    path: name on the hub. revision: a commit, a tag or a branch; '': the newest. Files that the cache lacks are
-    downloaded. A commit in the cache is used without asking the hub; so is the cache where the hub cannot be reached,
-    or HF_HUB_OFFLINE=1 forbids it. Raises BadInput(thing, path, remedy) when neither has the snapshot; {hub} in remedy
-    becomes the reason, with the command that fills the cache.
+    The folder has all files that match the patterns; its name is the commit. path: name on the hub. dataset: whether
+    it names a data set. revision: a commit, a tag or a branch; '': the newest. A commit in the cache is used without
+    asking the hub. The cache is also used where the hub cannot be reached, or HF_HUB_OFFLINE=1 forbids it. Raises
+    BadInput(thing, path, remedy) when neither has the snapshot; {hub} in remedy becomes the reason, with the command
+    that fills the cache.
     """
     import huggingface_hub.errors  # takes a quarter of a second, which local folders do not need
     import huggingface_hub.utils
@@ -86,7 +87,10 @@ def check_upload(thing: str, name: str) -> None:
 
 
 def upload(thing: str, name: str, folder: str, message: str) -> None:
-    """Uploads a folder to the model ORG/NAME, made private if it is new, as one commit; BadInput with a way by hand."""
+    """Uploads a folder as one commit to the model ORG/NAME on the hub; a new model is made private.
+
+    Raises BadInput(thing, name), with a command to upload by hand, where the hub gives an error.
+    """
     import huggingface_hub
 
     api = huggingface_hub.HfApi()
@@ -106,5 +110,5 @@ def page_url(name: str) -> str:
 
 @functools.cache
 def announce(line: str):
-    """Prints a line on stderr, about a source that is read; the same line is printed once per process."""
+    """Prints a line on stderr; does nothing for a line that this process has printed before by this function."""
     print(escape(line), file=sys.stderr, flush=True)

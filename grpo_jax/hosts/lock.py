@@ -31,7 +31,11 @@ _held: dict[str, 'Lock'] = {}  # this process's locks by real path
 
 
 class Lock:
-    """This process's lock on a folder; flag names it in messages. When several train as one, the first one writes."""
+    """This process's lock on a folder: owner.json in it, which a thread rewrites until `release`.
+
+    flag: the command-line flag that names the folder in messages. When several processes train as one, only the first
+    of them calls `take`.
+    """
 
     def __init__(self, folder: str, flag: str):
         self.folder, self._flag, self._path = folder, flag, os.path.join(folder, FILE)
@@ -43,7 +47,7 @@ class Lock:
             self._settled.set()  # a folder in a folder that this process owns needs no wait
 
     def take(self) -> None:
-        """Creates the file, and starts the thread that beats.
+        """Creates owner.json, and the folder if absent, and starts the thread that beats. Replaces a dead owner's file.
 
         Raises InUse for an owner that is alive, and BadInput or CannotWrite where nothing can be written.
         """
@@ -64,9 +68,9 @@ class Lock:
         threading.Thread(target=self._beat, name='lock', daemon=True).start()
 
     def check(self, settled: bool) -> None:
-        """Raises InUse when another process has taken the folder meanwhile, CannotWrite when it or the file is gone.
+        """Raises InUse when another process has taken the folder, CannotWrite when the folder or owner.json is gone.
 
-        settled: whether to wait until the file has been read again after its creation.
+        settled: whether to wait first until owner.json has been read again after its creation.
         """
         if settled:
             self._settled.wait(SETTLE_SECONDS + PARTIAL_SECONDS)
@@ -76,7 +80,7 @@ class Lock:
             raise InUse(self._flag, self.folder, f'{self._lost} has taken it; stop that one, or use another folder')
 
     def release(self) -> None:
-        """Removes the file, unless it is another owner's by now, and those folders made for it that are empty."""
+        """Removes owner.json, unless another process owns it by now, and the folders that `take` made, if empty."""
         self._released.set()
         acquired = self._write_lock.acquire(timeout=PARTIAL_SECONDS)  # a write may hang, and this must not
         with contextlib.suppress(OSError):
@@ -113,7 +117,7 @@ class Lock:
             raise
 
     def _write(self, descriptor):
-        """Overwrites the whole file and closes it; its length never changes, so that a full disk takes it."""
+        """Writes record and time over an open file, and closes it; its length stays, so that a full disk takes it."""
         try:
             content = json.dumps(self._record | {'beat': int(time.time())}, indent=1).encode()
             if os.pwrite(descriptor, content, 0) < len(content):
@@ -123,7 +127,7 @@ class Lock:
             os.close(descriptor)
 
     def _remove_if_dead(self, owner):
-        """Raises InUse when the owner is alive; otherwise removes the file, if it still is the dead owner's."""
+        """Raises InUse when the owner (a _read_record) is alive; else removes the file, if it still is that owner's."""
         if owner is None:
             return  # the file was removed meanwhile
         alive = _is_alive_here(owner, self._record)
@@ -158,7 +162,10 @@ class Lock:
         return False
 
     def _beat(self):
-        """Reads and rewrites the file, every BEAT_SECONDS until the release; notes when another owner has taken it."""
+        """The body of the lock's thread: rewrites owner.json every BEAT_SECONDS, until `release`.
+
+        Ends when the file is gone or another process's, and notes this in self._lost, which `check` reads.
+        """
         wait = SETTLE_SECONDS
         while not self._released.wait(wait):
             wait = BEAT_SECONDS
@@ -179,7 +186,7 @@ class Lock:
 
 @contextlib.contextmanager
 def own(folder: str, flag: str = '--workdir') -> Iterator[None]:
-    """Makes this process the owner of a folder within the context; when several train as one, the first owns it.
+    """Makes this process, or the first of several that train as one, the owner of a folder within the context.
 
     flag: names the folder in messages. Raises InUse, within a minute, when another process is the owner; the other
     processes of a run learn this from the first. Raises BadInput or CannotWrite for a folder that cannot be made or
@@ -202,7 +209,7 @@ def own(folder: str, flag: str = '--workdir') -> Iterator[None]:
 
 
 def check(folder: str, settled: bool = False) -> None:
-    """Raises as Lock.check does when this process has lost a folder that it owned; settled: as in Lock.check."""
+    """Calls Lock.check(settled) for a folder that this process owns: it raises InUse or CannotWrite if that is lost."""
     lock = _held.get(os.path.realpath(folder))
     if lock is not None:
         lock.check(settled and processes.speaks())
@@ -252,7 +259,7 @@ def _birth(process):
 
 
 def _is_alive_here(owner, record):
-    """Whether the owner is alive, if it is on this machine; None for another machine. record: this process's."""
+    """Whether an owner on this machine is alive; None for an owner on another one. record: this process's _identity."""
     if owner.get('machine') != record['machine'] or not isinstance(owner.get('process'), int):
         return None
     identity = _identity()
@@ -268,7 +275,7 @@ def _describe(owner):
 
 
 def _read_record(path, patience=None):
-    """The record in the lock file; None without a file, {} for one that stays without a record, as after a crash.
+    """The record in the lock file; None where the file is absent, {} where it holds no record, as after a crash.
 
     patience: seconds to wait for the content of an empty file; None: PARTIAL_SECONDS.
     """

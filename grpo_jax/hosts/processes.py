@@ -80,7 +80,7 @@ def session(
 
     coordinator: HOST:PORT of process 0; without it, the hosts of a TPU pod find each other, and any other process is
     alone. processes: how many there are. process: this one's number. end(text, status): ends this process when another
-    one has failed and this one does not notice, because it waits for it in a device program. Raises BadInput when the
+    one has failed and this one does not notice, because a device program waits for the other. Raises BadInput when the
     first three arguments do not fit together.
     """
     handler = signal.getsignal(signal.SIGTERM)
@@ -108,7 +108,7 @@ def session(
 
 
 def _shut_down(left):
-    """Leaves the other processes, once they leave too; left: the Event that ends _watch_failures."""
+    """Ends jax's connection with the other processes when they do; left: the Event that ends _watch_failures."""
     left.set()
     try:
         jax.distributed.shutdown()
@@ -129,7 +129,7 @@ def report_failure(error: BaseException) -> None:
 
 
 def leave(text: str, status: int) -> None:
-    """Tells the other processes that this one ends now. Exit right after this call, which lets the others notice.
+    """Tells the other processes that this one ends, with a text and an exit status. The caller must exit right after.
 
     The first process, which holds the messages, waits here until the others have left.
     """
@@ -202,6 +202,7 @@ def _start(coordinator, processes, process):
 
 
 def _initialize(*address):
+    """Calls jax.distributed.initialize(*address), with the options TRANSFERS from environment variables."""
     for name in TRANSFERS:
         if name.upper() in os.environ:
             jax.config.update(name, os.environ[name.upper()])
@@ -222,7 +223,7 @@ def _on_tpu():
 
 @functools.cache
 def start_devices() -> None:
-    """Starts jax's devices; hides that libtpu, where it is installed beside no TPU, reports an error."""
+    """Starts jax's devices, and hides the error that libtpu prints where it is installed and no TPU is there."""
     if _on_tpu() or importlib.util.find_spec('libtpu') is None:
         return
     stderr = os.dup(2)
@@ -237,7 +238,7 @@ def start_devices() -> None:
 
 @contextlib.contextmanager
 def group(numbers: Iterable[int]) -> Iterator[None]:
-    """A context in which this process works as one with the processes of these numbers alone."""
+    """A context in which this process works as one with the processes of these numbers, apart from all others."""
     global _group
     _group = tuple(sorted(numbers))
     try:
@@ -247,12 +248,12 @@ def group(numbers: Iterable[int]) -> Iterator[None]:
 
 
 def in_group() -> bool:
-    """Whether this process is in a group beside others."""
+    """Whether this process is inside the context `group`, so that the job has processes in another group."""
     return _group is not None
 
 
 def members() -> tuple[int, ...]:
-    """The numbers of the processes that work as one with this one, and its own."""
+    """The numbers of the processes that work as one, this process's own among them, ascending."""
     return _group or tuple(range(jax.process_count()))
 
 
@@ -272,7 +273,7 @@ def speaks() -> bool:
 
 
 def put(tree: Any, sharding: Sharding) -> Any:
-    """Puts host arrays, which all processes have, onto devices; each process fills its own devices' shards."""
+    """Puts a tree of host arrays onto devices by the sharding; each process has whole arrays, and fills its shards."""
 
     def put_array(array):
         array = np.asarray(array)
@@ -288,7 +289,7 @@ def local_parts(sharding: Any, shape: tuple[int, ...]) -> list[Place]:
 
 
 def put_parts(parts: Mapping[Place, np.ndarray], sharding: Any, shape: tuple[int, ...]) -> jax.Array:
-    """The array with `shape` on its devices; parts: host arrays for this process's local_parts."""
+    """The jax Array with this shape and sharding; parts: {Place: host array} for this process's local_parts."""
     return jax.make_array_from_callback(shape, _as_sharding(sharding), lambda index: parts[as_place(index, shape)])
 
 
@@ -303,7 +304,7 @@ def _as_sharding(sharding) -> Any:
 
 
 def fetch(tree: Any) -> Any:
-    """The tree with whole host arrays, gathered from all processes' shards; all processes must call it."""
+    """The tree with whole host arrays in place of jax Arrays, gathered from all processes; all must call it."""
 
     def fetch_array(array):
         if isinstance(array, jax.Array) and not array.is_fully_addressable and not array.is_fully_replicated:
@@ -314,7 +315,7 @@ def fetch(tree: Any) -> Any:
 
 
 def exchange(where: str, value: str) -> list[str]:
-    """[value of the first process, of the second, ...]; all processes must call it, in the same order.
+    """A list of all processes' values, in the order of their numbers; all processes must call it, in the same order.
 
     where: names the place in the program. value: a small text. Raises OtherFailed when another process has failed, and
     RuntimeError when one is at another place or does not come.
@@ -376,7 +377,7 @@ def asked_to_stop() -> bool:
 
 
 def _check_equal(where, values_by_process):
-    """Raises RuntimeError where dicts differ; values_by_process: pairs (name of a process, its dict)."""
+    """Raises RuntimeError unless all dicts are equal; values_by_process: pairs (name of a process, its dict)."""
     for key in {key: None for _, values in values_by_process for key in values}:
         column = [values.get(key) for _, values in values_by_process]
         usual = max(column, key=column.count)
@@ -393,7 +394,7 @@ def _check_equal(where, values_by_process):
 
 
 def gather(value: Any) -> list[Any]:
-    """[value of the first process, of the second, ...]; all processes must call it. value: what can be pickled."""
+    """A list of all processes' values, in the order of their numbers; all must call it. value: can be pickled."""
     if len(members()) == 1:
         return [value]
     content = pickle.dumps(value)
@@ -423,7 +424,7 @@ def gather_rows(rows: Sequence[int] | Int[np.ndarray, ' R'], tree: Any) -> Any:
 def by_group(
     function: Callable[..., Any], groups: Sequence[Any] | np.ndarray, *columns: Sequence[Any] | np.ndarray
 ) -> Any:
-    """function(groups, *columns), where each process computes a share of the groups; all processes must call it.
+    """The result of function(groups, *columns); each process computes its share of the groups. All must call it.
 
     columns: sequences over rows, with the same number of rows for each group. The function and this call return a tree
     of arrays over rows.
@@ -436,7 +437,7 @@ def by_group(
 
 
 def share(count: int) -> range:
-    """Which of `count` things are this process's, where the processes share them evenly."""
+    """The indices, of 0 to count - 1, that are this process's share where the processes share evenly."""
     place, processes = members().index(jax.process_index()), len(members())
     return range(count * place // processes, count * (place + 1) // processes)
 

@@ -1,8 +1,8 @@
-"""What crosses between two groups of processes of one job: messages, and trees of arrays.
+"""Sends messages and trees of arrays between two groups of processes of one job, by a Link.
 
-Messages go through the coordination service. For trees there are two transports with one interface: files in a folder
-that all processes share, for any meshes, and `jax.device_put` from devices to devices, for meshes of equal sizes. The
-receiver waits for what the sender sends, and no clock decides anything.
+Messages go through jax's coordination service. For trees there are two transports with one interface. Files writes
+them to a folder that all processes share, for any meshes. Devices calls `jax.device_put` from devices to devices, for
+meshes of equal sizes. The receiver waits until the sender has sent; nothing depends on clocks.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,17 +27,18 @@ FOLDER = 'transport'  # of Files, in a workdir
 PIECE = 2**20  # bytes of a message under one key of the coordination service, which limits them
 THREAD = 'sampler'  # prefix of the name of a Link's thread
 
-# what `current` returns, and numbers of Links, which all processes of a job make in one order; global, since a job has
-# two groups at a time
+# the Link that `current` returns, and a counter for the names of Links, which all processes of a job make in the same
+# order; global, since a job has two groups at a time
 _current: 'Link | None' = None
 _numbers = itertools.count()
 
 
 class Link:
-    """A context with messages between two groups: all processes of a group send each, and all of the other read it.
+    """A context in which this process's group exchanges messages and weights with another group of processes.
 
-    Its end sends ('end', the Stopped that has ended it, or None); other errors end all processes. A group answers a
-    message when all its processes have read it, so that what was sent before is deleted then.
+    Every process of one group sends each message, and every process of the other group reads them all. The end of the
+    context sends ('end', error), where error is the Stopped that ended the context, or None; other errors end all
+    processes. A group answers a message once all its processes have read it; the answer lets the senders delete it.
     """
 
     def __init__(self, others: Iterable[int], folder: str | None, each_poll: Callable[[], Any] = lambda: None):
@@ -71,13 +72,13 @@ class Link:
         return self._thread.submit(function, *arguments)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """As start, but returns what the function returns; on the Link's own thread it is called at once."""
+        """Calls function(*arguments) on the Link's thread (at once, if this is that thread), and returns its result."""
         if threading.current_thread().name.startswith(THREAD):
             return function(*arguments)
         return self.start(function, *arguments).result()
 
     def send(self, value: Any = None) -> None:
-        """Sends what can be pickled."""
+        """Sends a value that can be pickled to every process of the other group."""
         content, key = pickle.dumps(value), self._key(jax.process_index(), self._sent)
         pieces = [content[start : start + PIECE] for start in range(0, len(content), PIECE)]
         for number, piece in enumerate(pieces):
@@ -86,7 +87,10 @@ class Link:
         self._sent += 1
 
     def receive(self) -> list[Any]:
-        """Waits for the next message of each process of the other group. Raises OtherFailed as exchange does."""
+        """Waits for the next message of each process of the other group, and returns them by process number.
+
+        Then deletes the messages that this process has sent so far. Raises OtherFailed when a process has failed.
+        """
         values, where = [], 'the meeting of learner and sampler'
         for process in self.others:
             key = self._key(process, self._received)
@@ -103,18 +107,18 @@ class Link:
 
 
 class Files:
-    """Sends trees of arrays as files in a folder that all processes share; between any meshes."""
+    """Sends and receives trees of arrays as files in a folder that all processes share; between any meshes."""
 
     def __init__(self, folder: str, link: Link):
-        """folder: in which nothing else lies."""
+        """folder: for these files alone. link: carries the messages that a tree has been written, and read."""
         self._folder, self._link = folder, link
         self._numbers = itertools.count()  # of the trees: both groups count them
-        self._remove()  # what a run has left that was killed
+        self._remove()  # left by a run that was killed
 
     def send(self, tree: Any, target: Any) -> None:
         """Sends a tree; returns when the other group has it. Each process writes the parts that its devices own.
 
-        target: abstract arrays with the shardings of the receiver.
+        target: abstract arrays with the receiver's shardings, which only Devices needs.
         """
         parts = {}
         for leaf, array in enumerate(jax.tree.leaves(tree)):
@@ -131,7 +135,11 @@ class Files:
         self._remove()
 
     def receive(self, target: Any, source: Mesh) -> Any:
-        """Waits for the next tree; each process reads the parts that its devices need. source: the sender's mesh."""
+        """Waits for the next tree, and returns it as jax Arrays with the shapes, dtypes and shardings of `target`.
+
+        target: abstract arrays. source: the sender's mesh, which only Devices needs. Each process reads the parts that
+        its devices hold.
+        """
         self._link.receive()
         number = next(self._numbers)
         leaves, structure = jax.tree.flatten(target)
@@ -156,9 +164,10 @@ class Files:
 
 
 def _assemble(target, parts):
-    """The array that abstract array `target` describes, of parts (Place, file, name), which may be cut in another way.
+    """The jax Array with the shape, dtype and sharding of the abstract array `target`, assembled from parts in files.
 
-    A process reads what its devices need.
+    parts: (Place, npz file, name in it) of each part, however the sender cut the array. A process reads the parts that
+    overlap with those of its own devices.
     """
     own = {}
     for place in processes.local_parts(target.sharding, target.shape):
@@ -172,18 +181,18 @@ def _assemble(target, parts):
 
 
 def _slices(place, outer):
-    """The slices that select a Place in the array of an outer Place."""
+    """The slices that select the Place `place` in an array that holds the Place `outer` of the whole array."""
     return tuple(slice(start - first, end - first) for (start, end), (first, _) in zip(place, outer, strict=True))
 
 
 class Devices:
-    """Sends trees of arrays from devices to devices, between meshes of equal sizes."""
+    """Sends and receives trees of arrays from devices to devices, between meshes of equal sizes."""
 
     def __init__(self, link: Link):
         self._link = link
 
     def send(self, tree: Any, target: Any) -> None:
-        """As Files.send; first the sender's devices cut the arrays as the receiver's do."""
+        """Sends a tree as Files.send does; the sender's devices first cut the arrays as `target` is cut."""
 
         def cut(array, like):
             return jax.device_put(array, NamedSharding(array.sharding.mesh, _cutting_spec(like.sharding)))
@@ -194,7 +203,7 @@ class Devices:
         self._link.receive()  # until the receiver has read them, their memory must not be used again
 
     def receive(self, target: Any, source: Mesh) -> Any:
-        """As Files.receive."""
+        """Waits for the next tree, and returns it as Files.receive does."""
 
         def stand_in(like):
             sharding = NamedSharding(source, _cutting_spec(like.sharding))
@@ -207,7 +216,7 @@ class Devices:
 
 
 def _cutting_spec(sharding):
-    """The PartitionSpec of a NamedSharding without axes of size 1, which may be larger on another mesh."""
+    """A NamedSharding's PartitionSpec with None for mesh axes of size 1, which may be larger on another mesh."""
     return PartitionSpec(*(axis if axis and sharding.mesh.shape[axis] > 1 else None for axis in sharding.spec))
 
 

@@ -12,7 +12,7 @@ from grpo_jax.sharding import compiled
 
 
 def abstract_policy(c: transformer.ModelConfig, options: lora.LoraOptions, dtype: Any, mesh: Mesh) -> Any:
-    """ShapeDtypeStruct of each parameter, with its training sharding: float32 where trained, `dtype` where frozen.
+    """The policy's parameters as ShapeDtypeStructs with training shardings: float32 if trained, `dtype` if frozen.
 
     Frozen matrices in int8 have int8 values and float32 scales.
     """

@@ -1,4 +1,4 @@
-"""Rotary positions and attention: the one place that multiplies queries with keys."""
+"""Rotary positions, and attention of many queries at once; models.cache has the attention of one new token."""
 
 from collections.abc import Mapping
 import functools
@@ -25,7 +25,7 @@ Angles = tuple[Float[Array, 'B T 1 h'], Float[Array, 'B T 1 h']]  # (cos, sin) o
 class Rule(NamedTuple):
     """What a layer's attention computes, and by which code; the defaults are Llama's."""
 
-    scale: float | None = None  # of products of queries with keys; None: 1 / sqrt(H)
+    scale: float | None = None  # factor of products of queries with keys; None: 1 / sqrt(H)
     cap: float = 0.0  # soft cap of the scaled products; 0: none
     window: Int[Array, ''] | None = None  # positions that a query attends to, up to its own; None: all
     by: str = 'xla'  # xla; splash: models.kernels.splash; cudnn: NVIDIA's kernels where they can, elsewhere xla
@@ -88,7 +88,7 @@ def attend(
 
 
 def _column_runs(visible, window, first, count):
-    """(runs i32[B, R, T], max_columns) for splash.attend_runs: where the columns lie that each query attends to.
+    """(runs i32[B, R, T], max_columns) for splash.attend_runs: the columns that each query attends to.
 
     The first run ends with the query itself. Packed rows have a second one, in the completion's prompt. `count` queries
     begin at column `first`.
@@ -115,7 +115,7 @@ def soft_cap(x: Float[Array, '...'], cap: float) -> Float[Array, '...']:
 
 
 def _softmax_attention(q, k, v, allowed, rule):
-    """Attention output [B, T, N, H]; allowed bool[B, 1, T, S] says which keys a query attends to."""
+    """Attention output [B, T, N, H] by XLA or cuDNN; allowed: bool[B, 1, T, S], whether a query attends to a key."""
     if _uses_cudnn(q, k, rule):
         return jax.nn.dot_product_attention(q, k, v, mask=allowed, scale=rule.scale, implementation='cudnn')
     b, t, n, h = q.shape
@@ -164,7 +164,7 @@ def causal_mask(
 
 
 def _attend_packed(q, k, v, packed, rule, first):
-    """attend for a PackedMask: each block of queries attends to a band of columns before it, and to its prompt.
+    """What attend returns for a PackedMask: a block of queries attends to a band of columns before it, and its prompt.
 
     The band holds as many columns as a completion can have before a query.
     """
@@ -266,6 +266,7 @@ def _yarn_frequencies(base, size: int, theta: float, options: Mapping):
         return 0.1 * coefficient * math.log(scale) + 1.0 if scale > 1 else 1.0
 
     def dimension(rotations):
+        """The index, not rounded, of the frequency that turns so often within the original context."""
         return size * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low = dimension(options.get('beta_fast') or 32)

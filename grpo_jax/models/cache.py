@@ -119,7 +119,7 @@ def empty_chunk(
 
 
 def prompt_chunk(k: Float[Array, 'L R K T H'], v: Float[Array, 'L R K T H'], like: AnyChunk) -> AnyChunk:
-    """A chunk with k and v in its last T columns; `like` has the same kind, columns, block and dtype."""
+    """A chunk with k and v in its last T columns, and the kind, columns, block and dtype of the chunk `like`."""
     if isinstance(like, ByLayer):
         layers = zip(jnp.split(k, len(k)), jnp.split(v, len(v)), like.layers, strict=True)
         return ByLayer(tuple(prompt_chunk(*layer) for layer in layers))
@@ -269,10 +269,10 @@ def _absorb(running, q, chunk, layer, valid_columns, rule, at_once):
         q, running = folded(q), jax.tree.map(folded, running)
 
     def absorb(running, q, columns, read):
-        """`running`, updated with columns that read(array) takes out of an array of the chunk.
+        """`running`, updated with some columns of the chunk, which read(array) takes out of each of its arrays.
 
-        columns are their numbers: i32[S] of a block, with q [R, K, M, H]; or i32[J, 1, S], and i32[J, 1, 1, S] where
-        starts differ by query, of J blocks, with q [J, R, K, M, H].
+        columns: their numbers. Of one block, i32[S], with q [R, K, M, H]. Of J blocks, with q [J, R, K, M, H],
+        i32[J, 1, S], or i32[J, 1, 1, S] where starts differ by query.
         """
         highest, total, out = running
         over = tuple(range(q.ndim - 4))  # the axis of blocks, if there is one

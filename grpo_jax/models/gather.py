@@ -1,4 +1,4 @@
-"""Reads of rows whose gradient adds up in one order, whatever the device.
+"""Reads rows or numbers of an array by index; on every device, the gradient is summed in one fixed order.
 
 A gather's gradient is a scatter that adds. On CPUs and TPUs, XLA adds in the order in which the rows were read. On GPUs
 it adds in any order, so that two runs differ in their bits; with deterministic operations it adds one row after
@@ -25,7 +25,7 @@ def _take(x, index, _):
 
 
 def _take_backward(rows, index, gradient):
-    """(gradient of x, None for index); x has `rows` rows."""
+    """(gradient of x [rows, ...], None for index) in _take, from the gradient of its output."""
     sums = jax.lax.platform_dependent(
         index, gradient, cuda=functools.partial(_sum_in_order, rows), default=functools.partial(_sum_by_scatter, rows)
     )
@@ -51,7 +51,7 @@ def _take_by_column(x, index):
 
 
 def _pick_backward(rows, index, gradient):
-    """(gradient of x, None for index); x has `rows` rows."""
+    """(gradient of x [rows, n], None for index) in _pick, from the gradient of its output."""
 
     def placed(index, gradient):  # `unique_indices` tells XLA that it need not add
         empty = jnp.zeros((rows, len(index)), gradient.dtype)
@@ -68,12 +68,12 @@ _pick.defvjp(lambda x, index, _: (_take_by_column(x, index), index), _pick_backw
 
 
 def _sum_by_scatter(rows, index, gradient):
-    """The gradient's rows summed by index, in the order in which the device scatters."""
+    """The sums [rows, ...] of the gradient's rows [n, ...] by index, in the order in which the device scatters."""
     return jnp.zeros((rows, *gradient.shape[1:]), gradient.dtype).at[index].add(gradient)
 
 
 def _sum_in_order(rows, index, gradient):
-    """The gradient's rows summed by index, in float32: they are sorted, and equal indices are added pairwise."""
+    """The sums [rows, ...] of the gradient's rows [n, ...] by index, added pairwise in float32 after a sort."""
     order = jnp.argsort(index, stable=True)
     index = index[order]
     begins = jnp.concatenate([jnp.ones(1, bool), index[1:] != index[:-1]])

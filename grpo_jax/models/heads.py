@@ -1,4 +1,4 @@
-"""A scalar head on the decoder: what critics and reward models are."""
+"""A decoder with a scalar head, as critics and reward models are: its parameter table, and its values."""
 
 from typing import Any
 

@@ -103,7 +103,7 @@ def lookup(table: Float[Array, 'V D'] | Int8, index: Int[Array, '*B'], dtype: An
 
 
 def to_int8(x: Float[Array, '...'], axes: Sequence[int]) -> Int8:
-    """x rounded to int8, with one float32 scale for all elements along the axes."""
+    """x as an Int8: its values are round(x / scale), with one float32 scale for all elements along the axes."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axes, keepdims=True) / 127
     return Int8(jnp.round(x / jnp.maximum(scale, 1e-30)).astype(jnp.int8), scale)
@@ -153,7 +153,7 @@ def int8_sharding(sharding: NamedSharding, dimensions: int, axes: Sequence[int])
 
 
 def _adapted_product(spec, x, w, preferred_element_type):
-    """x W + scale (x A) B; W goes through a plain einsum, since _product's rule would compute a gradient of W."""
+    """x W + scale (x A) B for an Adapted w. W goes through a plain einsum: _product would compute a gradient of W."""
     x_axes, w_axes, output = axes_of(spec)
     summed, free = (''.join(axis for axis in w_axes if (axis in output) == kept) for kept in (False, True))
     xa_axes = ''.join(axis for axis in x_axes if axis not in summed) + 'r'
@@ -230,7 +230,7 @@ _fsdp_product.defvjp(_fsdp_forward, _fsdp_backward)
 
 
 def axes_of(spec: str) -> tuple[str, str, str]:
-    """The axes of x, w and y of a product like 'btd,df->btf'."""
+    """The axis letters of x, w and y in an einsum spec like 'btd,df->btf'."""
     inputs, y_axes = spec.split('->')
     x_axes, w_axes = inputs.split(',')
     return x_axes, w_axes, y_axes

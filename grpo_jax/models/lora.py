@@ -30,25 +30,25 @@ NEED_RANK = ('path', 'base_dtype')  # options that nothing reads where the rank 
 
 
 class Inspection(NamedTuple):
-    """Whether the weights that a sampler decodes with contain the adapters."""
+    """Numbers that show whether the weights that a sampler decodes with contain the adapters."""
 
     checksum: Any  # u32[]: the adapted matrices' bits, summed modulo 2^32
     share: Any  # f32[]: share of their elements that differ from the frozen matrices
-    due: Any  # f32[]: the share that should differ, by merging again; rounding swallows small changes
+    due: Any  # f32[]: the share that should differ, found by merging again; small changes vanish in rounding
 
 
 class LoraOptions(NamedTuple):
     """config.model.lora: which matrices have adapters, and how large these are."""
 
-    rank: Annotated[int, Range(least=0, most=4096)] = 0  # of the adapters; 0: none, all weights are trained
+    rank: Annotated[int, Range(least=0, most=4096)] = 0  # rank of adapters; 0: none, all weights are trained
     # an adapter's product is multiplied by alpha / rank
     alpha: Annotated[float, Range(above=0, most=1e6), ADAPTED] = 32.0
-    # regular expression of matrices: wq, wk, wv, wo, w_gate, w_up, w_down
+    # regular expression of the matrices that have adapters: wq, wk, wv, wo, w_gate, w_up, w_down
     targets: Annotated[str, ranges.Length(1), PATTERN, ADAPTED] = '.*'
-    # multiplied by alpha / sqrt(rank) instead (arXiv 2312.03732)
+    # whether an adapter's product is multiplied by alpha / sqrt(rank) instead (arXiv 2312.03732)
     rslora: Annotated[bool, ADAPTED] = False
     path: str = ''  # PEFT folder of adapters to begin with; '': new ones, which change nothing
-    base_dtype: Literal['', 'int8'] = ''  # of the frozen matrices beside adapters: int8, or '' for model.dtype
+    base_dtype: Literal['', 'int8'] = ''  # dtype of frozen matrices with adapters: int8; '': model.dtype
 
     @classmethod
     def from_config(cls, section: Any) -> 'LoraOptions':
@@ -143,7 +143,7 @@ def init(key: Any, c: transformer.ModelConfig, options: LoraOptions) -> Any:
 
 
 def freeze(params: Any, options: LoraOptions, dtype: Any) -> Any:
-    """The frozen tree of `split` for a model's plain params: in dtype, or options.base_dtype for adapted matrices."""
+    """A model's plain params as the frozen tree of `split`: in dtype, but adapted matrices in options.base_dtype."""
     outside_layers = in_dtype({name: w for name, w in params.items() if name != 'layers'}, dtype)
     layers = {}
     for name, w in params['layers'].items():
@@ -189,7 +189,7 @@ def _is_adapted(w):
 
 
 def merge(layers: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of stacked layers with the sum W + scale A B, in float32, in place of each Adapted."""
+    """The weights of stacked layers, by name, with W + scale A B in float32 in place of each Adapted."""
     return {name: _merge_matrix(w) if _is_adapted(w) else w for name, w in layers.items()}
 
 
@@ -211,6 +211,7 @@ def inspect(
     adapted = {name: w for name, w in layers.items() if _is_adapted(w)}
 
     def one_layer(inputs):
+        """(bits u32[], changed and due elements f32[]) of inputs: one layer's sampled weights, and its Adapteds."""
         sampled, layer = jax.tree.map(lambda x: x[None], inputs)
         bases = {name: to_float(w.base) if isinstance(w.base, Int8) else w.base for name, w in layer.items()}
         frozen = as_sampled(bases)

@@ -50,17 +50,17 @@ class ModelConfig:
     out_bias: bool
     mlp_bias: bool
     tie_embeddings: bool
-    fused: bool = False  # a folder has wq, wk and wv in one tensor, and w_gate and w_up
+    fused: bool = False  # in a folder wq, wk and wv are one tensor, and w_gate and w_up another
     activation: str = 'silu'  # of the mlp's gate, a key of ACTIVATIONS
     norms: str = 'before'  # where attention and mlp have norms: before, after, or around, which is both
     norm_offset: float = 0.0  # added to the weights of norms
     norm_in_float32: bool = False  # norms multiply by their weights before they round, not after
     qk_norm_over_heads: bool = False  # norms of queries and keys are over all heads at once
-    embed_scale: float = 1.0  # of embeddings, rounded to their dtype
-    residual_scale: float = 1.0  # of what attention and mlp add
-    attention_scale: float | None = None  # of products of queries with keys; None: 1 / sqrt(head_dim)
+    embed_scale: float = 1.0  # factor of embeddings, rounded to their dtype
+    residual_scale: float = 1.0  # factor of what attention and mlp add to the residual stream
+    attention_scale: float | None = None  # factor of products of queries with keys; None: 1 / sqrt(head_dim)
     attention_cap: float = 0.0  # soft cap of these products; 0: none
-    logit_divisor: float = 1.0
+    logit_divisor: float = 1.0  # of the logits, before their cap
     logit_cap: float = 0.0  # soft cap of the logits; 0: none
     windows: tuple[int, ...] = ()  # of each layer: positions that a query attends to, 0: all; (): all in all layers
     rotary_dim: int = 0  # numbers of a head that are rotated, the first ones; 0: all
@@ -69,7 +69,7 @@ class ModelConfig:
 
     @property
     def is_plain(self) -> bool:
-        """Whether attention and head compute what Llama's do, which is what the sampler's kernels compute."""
+        """Whether attention and head compute what Llama's do; the sampler's kernels compute nothing else."""
         fields = [field for field in dataclasses.fields(self) if field.name not in BESIDE_KERNELS]
         return all(getattr(self, field.name) == field.default for field in fields)
 
@@ -101,7 +101,7 @@ PARTS = {
 
 
 def param_table(c: ModelConfig) -> dict[str, Any]:
-    """Nested dict of Param for every weight of the model."""
+    """The parameter table of a model: a nested dict with a Param for each array, by name."""
     d, f, n, k, h, layers = c.width, c.mlp, c.heads, c.kv_heads, c.head_dim, c.layers
     fan_in_scale, residual = d**-0.5, 1 / math.sqrt(2 * layers)
     before, after = ('attn_norm', 'mlp_norm'), ('attn_post_norm', 'mlp_post_norm')
@@ -149,7 +149,7 @@ def part_of(path: str) -> str:
 
 
 def init(key: Any, c: ModelConfig) -> Params:
-    """Random float32 parameters of the table."""
+    """Random float32 parameters of a model, drawn as param_table says; key: of jax.random."""
 
     def leaf(path, param):
         if not param.scale:  # noise that nothing reads would be compiled
@@ -247,7 +247,7 @@ def prefill(
     *,
     attend_by: str = 'xla',
 ) -> tuple[Float[Array, 'L B K T H'], Float[Array, 'L B K T H']]:
-    """(keys, values) of all layers, rotated, as the cache wants them.
+    """(keys, values) of all layers for whole prompts, with rotated keys, in the axis order of cache.prompt_chunk.
 
     attend_by: attention.Rule.by; the other arguments are as in forward.
     """
@@ -269,7 +269,7 @@ def prefill(
 def decode(
     params: Params, tokens: Int[Array, ' B'], positions: Int[Array, ' B'], cache: kv_cache.KVCache, c: ModelConfig
 ) -> tuple[Float[Array, 'B D'], kv_cache.KVCache]:
-    """(hidden states after the last norm, the cache with the new column) for one new token a row.
+    """(hidden states after the last norm, the cache with the new column) for one new token in each row.
 
     The scan over layers carries the cache and writes the new column into it: as an input and an output of the scan, XLA
     would copy the whole cache. If params['layers'] is a tuple with a layer's weights each, the cache is ByLayer.
@@ -383,7 +383,7 @@ def unembed(params: Params, hidden: Float[Array, '... D'], c: ModelConfig) -> Fl
 
 @jax.named_scope('head')
 def unembed_transposed(params: Params, hidden: Float[Array, 'X D'], c: ModelConfig) -> Float[Array, 'V X']:
-    """Float32 logits, vocabulary first: an order in which XLA on CPUs multiplies up to twice as fast."""
+    """Float32 logits [V, X], vocabulary first: an order in which XLA on CPUs multiplies up to twice as fast."""
     spec, (weights,) = 'vd,xd->vx' if c.tie_embeddings else 'dv,xd->vx', head_weights(params, c).values()
     return _finish_logits(jnp.einsum(spec, weights, hidden, preferred_element_type=jnp.float32), c)
 
@@ -413,7 +413,7 @@ def _norm(x, scale, c):
 def rms_norm(
     x: Float[Array, '...'], scale: Float[Array, '...'], eps: float, offset: float = 0.0, in_float32: bool = False
 ) -> Float[Array, '...']:
-    """(offset + scale) * x / sqrt(mean(x^2) + eps), in x's dtype; the mean is over the axes that scale has, the last.
+    """(offset + scale) * x / sqrt(mean(x^2) + eps), in x's dtype; the mean is over the last axes, as many as scale has.
 
     x is normalized in float32. in_float32: the product with offset + scale is rounded to x's dtype; otherwise the
     normalized x is, before the product.

@@ -23,13 +23,13 @@ NO_NEW_PRIVS, DUMPABLE, SECCOMP = 38, 4, 22  # of prctl
 NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_MOUNT = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x00020000
 NOSUID_NODEV_NOEXEC, BIND, PRIVATE, DETACH = 2 | 4 | 8, 4096 | 16384, 262144 | 16384, 2  # all but the first recursive
 CLONE_THREAD, F_DUPFD_CLOEXEC, F_SETOWN = 0x10000, 1030, 8
-MOUNT_SETATTR, RECURSIVE, READ_ONLY, HERE = 442, 0x8000, 1, -100  # the first whatever the machine
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock, whatever the machine
+MOUNT_SETATTR, RECURSIVE, READ_ONLY, HERE = 442, 0x8000, 1, -100  # the first is one number on all machines
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, one number on all machines
 READING, DEVICE, EXECUTING = 4 | 8, 2 | 4, 1  # Landlock's rights
 # version of Landlock -> masks of the rights that it governs: files, TCP, signals and abstract sockets
 RIGHTS = {1: (2**13 - 1, 0, 0), 2: (2**14 - 1, 0, 0), 3: (2**15 - 1, 0, 0), 4: (2**15 - 1, 3, 0), 5: (2**16 - 1, 3, 0)}
 RIGHTS[6] = 2**16 - 1, 3, 3
-ALLOW, REFUSE, ABSENT, ASK = (0x7FFF0000, 0x00050001, 0x00050026, 0x7FC00000)  # of the filter: yes, EPERM, ENOSYS, ask
+ALLOW, REFUSE, ABSENT, ASK = (0x7FFF0000, 0x00050001, 0x00050026, 0x7FC00000)  # verdicts: yes, EPERM, ENOSYS, ask
 # for the verdict ask: ioctl number and size of a notice, ioctl number and structure of an answer, the flag for yes
 NOTICE, ANSWER, GO_ON = (0xC0502100, 80), (0xC0182101, 'QqiI'), 1
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -61,7 +61,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter_namespaces() -> bool:
-    """Gives this process users, network and IPC of its own, its children process ids too; False where none can be."""
+    """Moves this process into new namespaces: users, network, IPC, and process ids for its children.
+
+    Returns whether the machine allows it.
+    """
     if not hasattr(libc, 'unshare'):
         return False
     maps = [('setgroups', 'deny'), ('uid_map', f'{NOBODY} {os.getuid()} 1'), ('gid_map', f'{NOBODY} {os.getgid()} 1')]
@@ -83,7 +86,8 @@ def libraries() -> list[str]:
 def enter_own_root(folder: str) -> bool:
     """Replaces the root by a read-only file system that has only the libraries, /dev/null and an empty `folder`.
 
-    Only this process and its children see it. False where the kernel refuses; OSError where it refuses to undo a part.
+    Only this process and its children see it. Returns False where the kernel refuses, and all is as before; raises
+    OSError where the kernel also refuses to undo a part.
     """
     if not hasattr(libc, 'mount') or libc.unshare(NEW_MOUNT) or libc.mount(None, b'/', None, PRIVATE, None):
         return False
@@ -172,9 +176,10 @@ def call_filter(files: bool, threads: bool) -> bytes | None:
     yes, no, absent = (0x06, 0, 0, ALLOW), (0x06, 0, 0, REFUSE), (0x06, 0, 0, ABSENT)
 
     def when(name, *rows):
+        """The rows for one call of JUDGED_CALLS, which other calls skip."""
         return [(equal, 0, len(rows), judged[name]), *rows]
 
-    def argument(index):  # the low half
+    def argument(index):  # loads the low half of the call's argument
         return load, 0, 0, 16 + 8 * index
 
     # Landlock checks the right to write only where a file is opened for writing. Access mode 3 escapes the check, and
@@ -206,7 +211,7 @@ def _has_filters():
     if sys.platform != 'linux' or platform.machine() not in MACHINES:
         return False
     libc.prctl(SECCOMP, 2, None)
-    return ctypes.get_errno() == errno.EFAULT  # the answer of a kernel that would have read the filter
+    return ctypes.get_errno() == errno.EFAULT  # of a kernel that has filters, and that found none to read
 
 
 def _numbers(table, column):
@@ -253,7 +258,7 @@ def answer_thread(listener: int, allowed: bool):
 
 
 def confine(memory: int, seconds: int, rules: int | None, filter_program: bytes | None):
-    """Limits this process for good.
+    """Limits this process's memory, time, files and system calls for good.
 
     memory: bytes of address space; seconds: of CPU; rules: from landlock_rules; filter_program: from call_filter.
     Raises OSError when the kernel refuses rules or filter.

@@ -65,9 +65,11 @@ TYPES: dict[str, type] = {kind.__name__: kind for kind in (bool, int, float, str
 
 
 def encode(value: Any, remember: Callable) -> Any:
-    """A value in JSON's types: plain data without its subclass; another object becomes {'object': remember(value)}.
+    """A value in JSON's types, for the pipe between judge and program; `decode` turns it back.
 
-    Exceptions and their classes keep their type; one that the program defines becomes its number, name and base.
+    Plain data (PLAIN, and JSON's types) becomes its base type. Any other object becomes {'object': remember(value)};
+    remember returns a number for it. Exceptions and their classes keep their type; a class of exceptions that the
+    program defines becomes its number, name and base.
     """
     if value is None or isinstance(value, (bool, float, str)):
         return value
@@ -180,8 +182,8 @@ def run_program(requests: int, replies: int, rules: int | None, filter_program: 
 class Remote:
     """The judge's handle to an object in the program's process that is no plain data.
 
-    The program says what its object answers, but not what it equals: == and < ask it about two of its own objects only,
-    and `in` compares the items where the object has some.
+    Its methods ask the program's process. But the program must not decide what equals the tests' data: == and < ask
+    only about two objects of the program, and `in` compares the items here, where the object can be iterated.
     """
 
     def __init__(self, ask, number):
@@ -262,6 +264,7 @@ def run_judge(requests: int, replies: int, verdict: int, rules: int | None, filt
             raise TypeError(f'{type(value).__name__} cannot be sent to the program')
 
         def find(number, name='', base=None):
+            """The Remote with this number, or, with a base, the class of exceptions with this number; for decode."""
             if base is None:
                 return objects.setdefault(number, Remote(ask, number))
             if number not in classes:
@@ -269,6 +272,7 @@ def run_judge(requests: int, replies: int, verdict: int, rules: int | None, filt
             return classes[number]
 
         def ask(*request):
+            """The program's decoded answer to a request (action, *arguments); raises what the action raised."""
             request = encode(list(request), number)
             try:
                 send(request)
@@ -300,7 +304,7 @@ def run_judge(requests: int, replies: int, verdict: int, rules: int | None, filt
 
 
 def _shut(*descriptors):
-    """Closes all other descriptors, and points standard input, output and error to /dev/null."""
+    """Closes all file descriptors but these, and points standard input, output and error to /dev/null."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(nowhere, fd)
@@ -336,7 +340,7 @@ def empty(folder: str):
 def run_job(folder: str, rules: int | None, filter_program: bytes | None, listener: int | None, alone: bool) -> bool:
     """Runs the next job, then kills its processes and deletes its files; False when there are no more jobs.
 
-    rules, filter_program: as in confinement.confine; listener: of confinement.listen_for_threads; alone: whether this
+    rules, filter_program: as in confinement.confine; listener: from confinement.listen_for_threads; alone: whether this
     process has its own namespace of processes, in which it may kill all others.
     """
     requests, replies, verdict = os.pipe(), os.pipe(), os.pipe()
@@ -385,7 +389,7 @@ def _answer(value):
 def serve(folder: str, alone: bool):
     """Writes the names of the active layers, then runs jobs from standard input until it closes.
 
-    alone: whether this process has its own namespaces.
+    folder: the only place where programs may write. alone: whether this process has its own namespaces.
     """
     rooted = alone and confinement.enter_own_root(folder)
     mounted = alone and confinement.mount_folder(folder)

@@ -34,9 +34,9 @@ class Died(Exception):
 
 
 class Pool:
-    """Up to `workers` processes, started when first needed; several threads may use it.
+    """Calls functions in up to `workers` processes, which start when first needed; several threads may use it.
 
-    The processes end with close, when the Pool is collected, and with the interpreter.
+    The processes end with close(), when the Pool is garbage-collected, and with the interpreter.
     """
 
     def __init__(self, workers: int, *, deadline: float, memory_gib: float):
@@ -70,7 +70,7 @@ class Pool:
             self._idle.put(worker)
 
     def call_cached(self, function: Callable, *args) -> Any:
-        """As call, but a result is remembered by function and arguments, and so are Expired and Died.
+        """Does what `call` does, and remembers a result, Expired or Died by function and arguments for later calls.
 
         Threads that make the same call at once wait for one call. Exceptions of the function are not remembered.
         """
@@ -90,7 +90,7 @@ class Pool:
         raise kind(value) if kind in (Expired, Died) else value
 
     def _fill(self, key, future):
-        """Calls key's function, and sets its future to ('result', value), (failure type, message) or (None, error)."""
+        """Sets the future of key = (function, args) to ('result', value), (failure type, message) or (None, error)."""
         outcome: Any = None, RuntimeError('interrupted')
         try:
             outcome = 'result', self.call(key[0], *key[1])
@@ -134,14 +134,14 @@ class _Worker:
         return self._process.poll() is None
 
     def call(self, function, args, deadline):
-        """As Pool.call; before the first call, the function's module is imported, within STARTING seconds."""
+        """Calls function(*args) as Pool.call does; at first, imports the function's module within STARTING seconds."""
         if function.__module__ not in self._imported:
             self._request((importlib.import_module, (function.__module__,), False), STARTING)
             self._imported.add(function.__module__)
         return self._request((function, args, True), deadline)
 
     def _request(self, request, deadline):
-        """Sends (function, args, whether to return the result) and returns the result; raises as Pool.call."""
+        """Sends (function, args, whether to return the result), and returns the result; raises what Pool.call does."""
         name = request[0].__name__
         try:
             self._pipe.send(request)

@@ -1,4 +1,4 @@
-"""Runs an untrusted program against tests; docs/sandbox.md says what contains it, and what nothing contains.
+"""Runs an untrusted program against tests; docs/sandbox.md says what such a program can do, and what it cannot.
 
 A jail is a small interpreter that runs jail.py, confined by confinement.py; it starts once and serves many jobs. A job
 costs two forks of this interpreter. A program cannot reach the trainer's memory, environment or open files.
@@ -32,17 +32,18 @@ NEEDED = {'landlock', 'system calls'}
 
 
 class Jail(NamedTuple):
-    """A running jail.py."""
+    """A process that runs jail.py, and serves one job after another."""
 
     process: Any  # a subprocess.Popen with pipes
-    folder: str
-    layers: tuple[str, ...]
+    folder: str  # in which programs may write
+    layers: tuple[str, ...]  # names of the layers of confinement that are active
 
 
 class Sandbox:
-    """As many jails as jobs run at once, started when first needed; several threads may use it.
+    """Runs programs in jails, one job at a time in each; starts a jail where none is idle. Several threads may use it.
 
-    The jails end, and their folders are deleted, with close, when the Sandbox is collected, and with the interpreter.
+    The jails end, and their folders are deleted, with close(), when the Sandbox is garbage-collected, and with the
+    interpreter.
     """
 
     def __init__(self):
@@ -95,7 +96,7 @@ class Sandbox:
         return [mark == '1' for mark in answer['passed']]
 
     def layers(self) -> tuple[str, ...]:
-        """The names of the layers that contain programs on this machine."""
+        """The names of the layers of confinement that hold programs on this machine, such as 'landlock'."""
         jail = self._idle_jail()
         self._idle.append(jail)
         return jail.layers

@@ -73,7 +73,7 @@ def _llama(hf):
 
 
 def _granite(hf):
-    """Llama's fields, and Granite's multipliers."""
+    """Fields of ModelConfig for Granite: Llama's, and multipliers of embeddings, residuals, attention and logits."""
     return _llama(hf) | {
         'embed_scale': float(hf.embedding_multiplier),
         'residual_scale': float(hf.residual_multiplier),
@@ -83,19 +83,19 @@ def _granite(hf):
 
 
 def _smollm3(hf):
-    """Llama's fields, and the layers without rotary positions (NoPE)."""
+    """Fields of ModelConfig for SmolLM3: Llama's, and the layers without rotary positions (NoPE)."""
     return _llama(hf) | {
         'unrotated': tuple(i for i, on in enumerate(hf.no_rope_layers[: hf.num_hidden_layers]) if not on)
     }
 
 
 def _olmo2(hf):
-    """OLMo 2's fields: norms after attention and mlp, and norms over all heads of q and k."""
+    """Fields of ModelConfig for OLMo 2: norms after attention and mlp, and norms over all heads of q and k."""
     return _biases(hf) | {'norms': 'after', 'norm_in_float32': True, 'qk_norm': True, 'qk_norm_over_heads': True}
 
 
 def _gemma2(hf):
-    """Gemma 2's fields: norms around attention and mlp, scales and soft caps."""
+    """Fields of ModelConfig for Gemma 2: norms around attention and mlp, scales and soft caps."""
     return _biases(hf) | {
         'activation': hf.hidden_activation,
         'norms': 'around',
@@ -143,7 +143,7 @@ def import_transformers() -> Any:
 
 
 def load_config(folder: str | os.PathLike[str]) -> transformer.ModelConfig:
-    """Reads a folder's config.json as a ModelConfig. It is not tied if the weights have a head of their own.
+    """Reads a folder's config.json as a ModelConfig; tie_embeddings is False if the weights have a head of their own.
 
     Raises BadInput for a model that our decoder cannot compute.
     """

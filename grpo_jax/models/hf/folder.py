@@ -20,7 +20,7 @@ REMEDY = 'take it again from the published model'
 
 
 def check(folder: str | os.PathLike[str]) -> None:
-    """Raises BadInput for a folder that cannot be read, and for one with a link out of it or an unfit file.
+    """Raises BadInput for a model's folder that cannot be read, or that has a link out of it or an unfit file.
 
     Unfit is a file of a model that is no plain file or, weights aside, has more than LARGEST bytes. Subfolders are
     skipped, except TEMPLATES.

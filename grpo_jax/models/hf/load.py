@@ -33,8 +33,8 @@ REMEDY = 'take both from one model'
 def find(path: str | os.PathLike[str]) -> str:
     """The local folder of a model, after a download where it is needed.
 
-    path: a folder, seen from here or from this package (configs/models/...); the URL of a folder in a bucket; or a name
-    on the hub. Raises BadInput where there is none of these.
+    path: a folder, relative to the working directory or to this package (configs/models/...); the URL of a folder in a
+    bucket; or a name on the hub. Raises BadInput where there is none of these.
     """
     path = os.fspath(path)
     if buckets.is_url(path):
@@ -85,9 +85,9 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
 
 
 def _drop_added_tokens(tokenizer, size):
-    """Removes added tokens with ids from `size` on, the model's vocabulary: image tokens in a text-only Gemma 3.
+    """Removes a tokenizer's added tokens whose ids are not below `size`, the number of ids in the model's vocabulary.
 
-    If one of them is the bos, eos, pad or unk token, nothing is removed.
+    A text-only Gemma 3 has such tokens, for images. Removes nothing if one of them is the bos, eos, pad or unk token.
     """
     unknown = {str(token) for i, token in tokenizer.added_tokens_decoder.items() if i >= size}
     needed = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
@@ -125,8 +125,8 @@ def stop_tokens(
 ) -> tuple[int, ...]:
     """Sorted ids that end a completion: those in generation_config.json and config.json, the tokenizer's, and turn_end.
 
-    turn_end: with which the chat template ends a turn. Raises BadInput without any, and for a number that is no id, or
-    is not below vocab_size.
+    turn_end: the id with which the chat template ends a turn; None: no such id. Raises BadInput where there is no id,
+    and for a number that is no id, or is not below vocab_size.
     """
     ids = {tokenizer.eos_token_id, turn_end} - {None}
     for name in ('generation_config.json', 'config.json'):
@@ -181,7 +181,7 @@ def check_weights(folder: str | os.PathLike[str], c: transformer.ModelConfig, he
 
 
 def _match_tensors(folder, table, c):
-    """(the folder's StoredTensors by name, find_tensors of the table). Raises BadInput where they do not fit.
+    """({name: StoredTensor} of the folder, {path: Stored} of the table). Raises BadInput where they do not fit.
 
     With a tied head, the folder may have the embedding, the head, or equal ones. Rotary frequencies are ignored.
     """
@@ -258,7 +258,10 @@ def _classifier_name(family):
 
 
 def copy_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Copies config and tokenizer files, each whole or not at all. Raises BadInput for a link out of the source."""
+    """Copies config and tokenizer files, each whole or not at all. Raises BadInput for a link out of the source.
+
+    If the source's weights have a head of their own, the copied config.json says tie_word_embeddings = false.
+    """
     folders.check(source)
     os.makedirs(folder, exist_ok=True)
     for name in config_files(source):

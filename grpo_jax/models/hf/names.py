@@ -47,7 +47,7 @@ FUSED = {'self_attn.qkv_proj.weight': ('wq', 'wk', 'wv'), 'mlp.gate_up_proj.weig
 
 
 class Stored(NamedTuple):
-    """Where a parameter lies in a folder."""
+    """The tensors of a Hugging Face folder that hold a parameter."""
 
     names: list[str]  # of tensors; stacked parameters have one for each layer
     axes: str  # as in NAMES
@@ -56,7 +56,7 @@ class Stored(NamedTuple):
 
 
 def find_tensors(table: Mapping[str, Any], c: transformer.ModelConfig) -> dict[str, Stored]:
-    """{path: Stored}: where each parameter of the table lies in a folder; a path is like layers/wq."""
+    """{path: Stored}: the tensors of a folder in which each parameter of the table lies; a path is like layers/wq."""
     stored = {
         path: Stored([name], axes, _stored_shape(axes, table[path].shape))
         for path, (name, axes) in NAMES.items()

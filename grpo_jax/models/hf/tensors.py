@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
 
 def list_tensors(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
-    """The tensors of model.safetensors, or of the index's files, by name; BadInput for absent or damaged files."""
+    """{name: StoredTensor} of a folder's safetensors file or files; raises BadInput for absent or damaged files."""
     folders.check(folder)
     placed, stored = _read_index(folder), {}
     for path in sorted(set(placed.values())) or [os.path.join(folder, 'model.safetensors')]:
@@ -73,7 +73,7 @@ def list_tensors(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
 
 
 def _read_index(folder):
-    """{tensor name: path of its file} by the index; {} without one. BadInput for absent weights or a bad index."""
+    """{tensor name: path of its file} as the index says; {} without an index. BadInput if weights or index are bad."""
     path = os.path.join(folder, folders.INDEX)
     if not os.path.isfile(path):
         if not os.path.isfile(os.path.join(folder, 'model.safetensors')):
@@ -117,7 +117,7 @@ def read_header(path: str) -> list[StoredTensor]:
 
 
 def check(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
-    """Raises BadInput when a tensor does not have this shape, or a dtype of weights (integers are none)."""
+    """Raises BadInput when a tensor does not have this shape, or its dtype is not in DTYPES, as integers are not."""
     if tensor.shape != shape:
         raise BadInput(
             tensor.name, tensor.shape, f'does not fit the shape {shape} of config.json; take both from one model'
@@ -293,7 +293,10 @@ def attach_scales(folder: str | os.PathLike[str], stored: Mapping[str, StoredTen
 
 
 def _scaled_block(tensor, scale, block):
-    """(rows, columns) that share a number of a scale; block: weight_block_size. Raises BadInput for another shape."""
+    """(rows, columns) of a weight that share a number of its scale. Raises BadInput for a scale that fits no block.
+
+    block: weight_block_size of config.json, or None.
+    """
     rows, columns = two_axes(tensor.shape)
     if scale.dtype in DTYPES and scale.dtype not in FP8:
         if math.prod(scale.shape) == 1:
@@ -341,7 +344,7 @@ def _aligned_array(shape):
 
 
 def _make_part(axes, shape, place, array):
-    """The Part of a stored tensor that fills `array`, which is the `place` of a parameter with `shape`.
+    """The Part of a stored tensor that is read into `array`, the part `place` of a parameter with `shape`.
 
     axes: as in names.NAMES. place: (start, end) for each axis. array has the place's shape.
     """

@@ -82,7 +82,7 @@ class _Tiling(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """What stays on the chip from one grid step to the next: the new column, and the running sums of each query."""
+    """Arrays that stay on the chip from one grid step to the next: the new column, and the sums of each query."""
 
     k: Any  # f32[rows, K * H], rotated
     v: Any  # f32[rows, K * H]
@@ -127,7 +127,7 @@ class _Step(NamedTuple):
 
 
 def _attend(q, k, v, factors, cache, layer):
-    """attend on one device."""
+    """What `attend` returns, for the rows and heads on one device."""
     (b, n, h), heads, chunks = q.shape, k.shape[1], (cache.prompt, *cache.chunks)
     width, tiling = heads * h, _make_tiling(q, heads, cache)
     scalars = (
@@ -166,7 +166,7 @@ def _attend(q, k, v, factors, cache, layer):
 
 
 def _make_tiling(q, heads, cache):
-    """The _Tiling for queries [B, N, H] over a KVCache; heads: key heads."""
+    """The _Tiling for queries [B, N, H] over a KVCache; heads: number of key heads."""
     chunks, fold = (cache.prompt, *cache.chunks), q.shape[0] // cache.prompt_start.shape[0]
     blocks, rows = [chunk.k.shape[1] for chunk in chunks], q.shape[0]
     # rows of a tile: the most that fit, several whole groups or a fraction of one, and at least two tiles for two cores
@@ -190,7 +190,7 @@ def _make_tiling(q, heads, cache):
 
 
 def _block_specs(tiling, chunks, queries):
-    """(specs of inputs, specs of outputs): which blocks a grid step reads and writes; queries: N / K."""
+    """(BlockSpecs of inputs, BlockSpecs of outputs), which say what a grid step reads and writes; queries: N / K."""
     width, last = chunks[0].k.shape[4], len(chunks) - 1
 
     def new_column(sizes):

@@ -72,10 +72,13 @@ def draw(
 
 
 def _draw(hidden, weights, keys, given_tokens, shard, transposed, temperature):
-    """Six arrays [CORES, B]: best noisy logit, its token (i32), its logit, maximum, sum, given token's logit.
+    """Six arrays [CORES, B], one value for each row and core; a core reads its part of this device's vocabulary.
 
-    All but the token are float32. weights: the head's, for shard number `shard` of the vocabulary. transposed: they are
-    [D, V], not [V, D].
+    They are the best noisy logit, its token (i32), its logit without noise, the highest logit, the sum of
+    exp(logit - highest), and the given token's logit (0 where the core does not read it). Logits are divided by the
+    temperature. All but the token are float32.
+
+    weights: the head's, for shard number `shard` of the vocabulary. transposed: they are [D, V], not [V, D].
     """
     (b, d), vocabulary = hidden.shape, weights.shape[transposed]
     tile = min(MAX_TILE_IDS, MAX_TILE_BYTES // (d * weights.dtype.itemsize), MAX_TILE_LOGITS // b) // 128 * 128 or 128

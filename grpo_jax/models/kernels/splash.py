@@ -33,7 +33,7 @@ MASKED, LOWEST = -2e38, -1e30  # masked scores, and the maximum to begin with: e
 class Tiling(NamedTuple):
     """The constants that the kernels are compiled for."""
 
-    scale: float  # of products of queries with keys
+    scale: float  # factor of products of queries with keys
     cap: float  # soft cap of the scaled products; 0: none
     heads: int  # query heads in a grid step
     shared: int  # query heads that share a key head
@@ -70,7 +70,7 @@ def attend_runs(
 
 
 def _attend_own_heads(q, k, v, runs, scale, cap, max_columns):
-    """attend_runs for the heads that one device has."""
+    """What attend_runs returns, for the heads on one device."""
     (_, t, n, h), (s, kv_heads) = q.shape, k.shape[1:3]
     padding, key_padding = -t % LANES, -s % LANES
     queries, keys = _block_size(t + padding), _block_size(s + key_padding)
@@ -102,18 +102,18 @@ def _count_steps(columns, key_columns, queries, keys, max_columns):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(q, k, v, runs, tiling):
-    """Output [B, N, H, T] of q [B, N, H, T] over k and v [B, K, S, H]; T and S are multiples of the block sizes."""
+    """Attention output [B, N, H, T] of q (same shape) over k, v [B, K, S, H]; T and S are multiples of blocks."""
     return _forward(q, k, v, runs, tiling)[0]
 
 
 def _attend_and_save(q, k, v, runs, tiling):
-    """(output of _attend, what _attend_backward reads)."""
+    """(the output of _attend, the arrays that _attend_backward reads)."""
     out, total = _forward(q, k, v, runs, tiling)
     return out, (q, k, v, runs, out, total)
 
 
 def _attend_backward(tiling, saved, grad):
-    """The gradients of q, k and v, and None for runs."""
+    """(gradients of q, k and v, None for runs) in _attend, from `grad`, the gradient of its output."""
     q, k, v, runs, out, total = saved
     mean = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), 2, keepdims=True)
     queries = q, grad, total, mean
@@ -124,7 +124,7 @@ _attend.defvjp(_attend_and_save, _attend_backward)
 
 
 class Operand(NamedTuple):
-    """An input or output of a kernel."""
+    """An input or output of a kernel, and how the grid cuts it into blocks."""
 
     array: Any
     spec: pl.BlockSpec
@@ -196,7 +196,7 @@ def _query_operand(x, place, tiling, moves):
 
 
 def _forward(q, k, v, runs, tiling):
-    """(output [B, N, H, T], log-sum-exp f32[B, N, 1, T] of each query's scores)."""
+    """(attention output [B, N, H, T], log-sum-exp f32[B, N, 1, T] of each query's scores)."""
     (b, n, h, t), lines, over = q.shape, (tiling.heads, 1, tiling.queries), _pass_over_keys(tiling, q, k)
     total = jax.ShapeDtypeStruct((b, n, 1, t), jnp.float32)
     return _call(
