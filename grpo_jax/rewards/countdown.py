@@ -27,7 +27,7 @@ def reward(completion: str, example: Example, *, partial: Annotated[float, Range
 
 
 def extract(completion: str) -> str | None:
-    """The expression in the last <answer>...</answer>, else in the whole text, without spaces; None without one."""
+    """The expression, without spaces, in the last <answer>...</answer>, else in the whole text; None without one."""
     expression, value = calculator.read_answer(completion, ALPHABET)
     return None if value is None else expression.replace(' ', '')
 

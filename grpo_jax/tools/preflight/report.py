@@ -1,4 +1,4 @@
-"""Shows a verdict: as tables for people, and as JSON for programs."""
+"""Shows a Verdict as tables for people, and as JSON for programs."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    """Returns everything that is printed, for JSON; bytes, seconds and operations are those of one chip."""
+    """Returns all figures of a Verdict as a dict for JSON; bytes, seconds and operations are of one chip."""
     plan = verdict.plan
     prompts, rows = verdicts.largest_batch(verdict)
     return {
@@ -60,7 +60,7 @@ def mesh_sizes(plan: PlannedRun) -> dict[str, int]:
 
 
 def print_guess(plan: PlannedRun) -> None:
-    """Prints what formulas say of a plan before anything is compiled: memory in use, and the least time of a step."""
+    """Prints estimates by formula, before anything is compiled: a plan's memory in use, and a step's least time."""
     guess = model.guess(plan, model.setting_of(plan.config))
     most, memory = max(guess.memory.values()), plan.chip.memory
     phases = ', '.join(f'{phase} {size / GIB:.1f}' for phase, size in guess.memory.items())
@@ -74,7 +74,7 @@ def print_guess(plan: PlannedRun) -> None:
 
 
 def print_verdict(verdict: Verdict, *, legend: bool = True) -> None:
-    """Prints the tables of a verdict; legend: also what stands in each column."""
+    """Prints the tables of a verdict; legend: whether to explain each column too."""
     plan = verdict.plan
     rows, columns = plan.microbatch()
     packed = 'padded' if plan.learner.sizes is None else 'packed'
@@ -100,7 +100,7 @@ def print_verdict(verdict: Verdict, *, legend: bool = True) -> None:
     console.show_tables(*lines, phases_table(verdict), *summary(verdict), width=WIDTH)
 
 
-# heading -> what stands below it
+# heading -> explanation of the column
 PROGRAM_COLUMNS = {
     'program': '',
     'compile\ns': 'how long the compiler took, with other programs beside',
@@ -122,7 +122,7 @@ OF_TPUS = ('HBM\nGB', 'collectives\nGB sent', 'HBM\nms', 'sent\nms')  # columns 
 
 
 def columns_of(plan: PlannedRun) -> dict[str, str]:
-    """Returns {heading: what stands below it} of the table of programs."""
+    """Returns {heading: explanation} of the columns in the table of programs; fewer for GPUs."""
     return {name: text for name, text in PROGRAM_COLUMNS.items() if not plan.on_gpus or name not in OF_TPUS}
 
 
@@ -161,14 +161,14 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
 
 
 def _sent_text(bounds, unit, digits):
-    """The communication bounds as text: the range within a slice + between slices. unit: 1 for s, 1e3 for ms."""
+    """The bounds of sends as text: a range within a slice, then + the bound between slices. unit: 1 (s) or 1e3 (ms)."""
     ends = [f'{bounds[name] * unit:.{digits}f}' for name in ('sent', 'sent_slowly')]
     between = f' + {bounds["network"] * unit:.{digits}f}' if bounds['network'] else ''
     return (ends[0] if ends[0] == ends[1] else ' to '.join(ends)) + between
 
 
 def phases_table(verdict: Verdict) -> rich.table.Table:
-    """Returns the table of the bytes in use in each phase."""
+    """Returns the table of memory in use: for each phase the parts, the sum and the program with the most."""
     headings = ['phase', 'state', "sampler's weights", 'rollout', 'cache', 'the rest', 'sum', 'free', 'most during']
     sizes, rows = {'state': verdict.plan.state_bytes()[0]} | verdict.sampler_bytes, []
     for phase, (size, name) in verdict.phases.items():
@@ -180,7 +180,7 @@ def phases_table(verdict: Verdict) -> rich.table.Table:
 
 
 def summary(verdict: Verdict) -> list[str]:
-    """Returns lines on the verdict, the largest batch, and the least time of a step."""
+    """Returns lines of text: whether the plan fits, the largest batch, host memory, and the least time of a step."""
     prompts, rows = verdicts.largest_batch(verdict)
     memory, plan = verdict.plan.chip.memory / GIB, verdict.plan
     if verdict.fits:
