@@ -47,7 +47,7 @@ def bind_names(function: Callable, thing: str) -> Callable:
     single, plural = ([name for name in names if name in kind] for kind in (SINGLE, PLURAL))
     if single and plural:
         raise BadInput(
-            'reward', thing, f'names one completion ({single[0]}) and all ({plural[0]}); choose one of the two'
+            'reward', thing, f'has parameters for one completion ({single[0]}) and for all ({plural[0]}); keep one kind'
         )
     batched = bool(plural) or (bool(var_keyword) and not single)
     named_arguments = {*names, *(p.name for p in options)}

@@ -40,17 +40,17 @@ class RewardOptions(NamedTuple):
 
     # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)
     parts: Annotated[tuple[tuple[Text, Amount], ...], Length(1), PARTS, Kind.PARTS] = (('numeric', 1.0),)
-    options: Amendable[Mapping[str, Any]] = MappingProxyType({})  # of rewards by name; configs/default.py has them
+    options: Amendable[Mapping[str, Any]] = MappingProxyType({})  # by a reward's name; see configs/default.py
     # what functions of yours get, as completions and prompts: texts; messages, lists of dicts with role and content
     completions: Annotated[str, OneOf(('texts', 'messages')), OWN] = 'texts'
-    failed: Amendable[Amount] = 0.0  # reward of a part that ran out of its time or memory
+    failed: Amendable[Amount] = 0.0  # value of a part that ran out of its time or memory
     deadline: Free[Seconds] = 10.0  # seconds that a part may take on a completion in a worker process
     # threads that judge, and worker processes where a part needs them
     workers: Free[Annotated[int, Range(least=1, most=10_000)]] = 4
-    memory_gib: Free[Gibibytes] = 4.0  # that a worker process may take
+    memory_gib: Free[Gibibytes] = 4.0  # GiB of memory that a worker process may take
     # times that a part of yours is called again after an exception, later each time
     retries: Free[Annotated[int, Range(least=0, most=100), OWN]] = 2
-    # share of a step's completions, after the first step, that may lack a part of yours for its exceptions
+    # share of a step's completions, after the first step, that may lack a part of yours because it raised exceptions
     most_missing: Free[Annotated[float, Range(least=0, below=1), OWN]] = 0.1
     # share of gold answers that the verifier may misjudge before the run starts
     self_test: Annotated[Free[Share], VERIFIED] = 0.02
@@ -62,10 +62,10 @@ class RewardOptions(NamedTuple):
     step_rewards: Annotated[str, STEPWISE] = ''
     steps_with_outcome: bool = False  # the total reward is a further step, at a completion's last token
     length_shaping: str = ''  # shaping by length: a function of grpo_jax/rewards/length.py
-    # what it is multiplied by before it is added
+    # factor of the shaping by length, before the product is added to the reward
     length_shaping_weight: Annotated[Amendable[Amount], ReadWith('.length_shaping')] = 1.0
     verifier: str = 'numeric'  # the part that decides correct; '' when there is none
-    # value of that part from which a completion is correct
+    # least value of the verifier at which a completion is correct
     correct_at: Annotated[Amendable[Amount], VERIFIED] = 1.0
     # source of the data, by meta['source'] -> parts, verifier, correct_at of its own
     by_source: Mapping[str, SourceRewards] = MappingProxyType({})
@@ -103,7 +103,7 @@ class RewardOptions(NamedTuple):
 
     @property
     def sources(self) -> tuple[SourceRewards, ...]:
-        """All SourceRewards: first the one for sources that by_source does not name, then by_source's in order."""
+        """All SourceRewards: first the one for sources that by_source does not name, then the ones in by_source."""
         return SourceRewards(self.parts, self.verifier, self.correct_at), *self.by_source.values()
 
     @property
@@ -149,7 +149,7 @@ def _check_options(options, paths):
             key, declared = f'reward.options.{name}', declared_options(name)
             if declared is None and name not in paths and values:
                 hint = ranges.nearest(name, {*paths, *options} - {name, ''})
-                check.keep(BadInput(key, NO_VALUE, f'is of no reward that the config names; {hint}'))
+                check.keep(BadInput(key, NO_VALUE, f'belongs to no reward that the config names; {hint}'))
             elif check(ranges.check_value, key, values, Mapping) is UNMADE or user_files.is_file(paths.get(name, '')):
                 continue
             elif declared is not None:
@@ -195,7 +195,7 @@ def _import(name):
 
 
 class Part(NamedTuple):
-    """A reward with its options bound."""
+    """A reward function with its options bound, its weight, and how it is called."""
 
     function: Callable
     weight: float
@@ -232,7 +232,7 @@ class RewardFunctions(NamedTuple):
 
     @property
     def tolerant(self) -> bool:
-        """Whether a completion may lack a part that raises exceptions: after the first step. Else these end the run."""
+        """Whether a completion may lack a part that raises exceptions (after the first step); else they end the run."""
         return bool(self.step)
 
     @property

@@ -38,10 +38,10 @@ logger = logging.getLogger('grpo_jax')
 def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
     """Prints the share of examples that the verifier misjudges; raises BadInput when it exceeds reward.self_test.
 
-    An example is misjudged when the verifier refuses the gold answer, alone or in USUAL_WAYS, or accepts one of its
-    changed forms. The verifier's gold(example) makes these forms, and may raise BadInput; for a verifier without gold,
-    perturb makes them. At most MOST_ASKED examples are judged, chosen by their ids. A verifier that is asynchronous, or
-    takes all completions at once, judges at most MOST_AT_ONCE, evenly spaced. A source in reward.by_source has its own
+    An example is misjudged when the verifier refuses the gold answer, alone or in USUAL_WAYS, or accepts a
+    changed form of it. The verifier's gold(example) makes these forms, and may raise BadInput; without it, perturb
+    makes them. At most MOST_ASKED examples are judged, chosen by their ids. A verifier that is asynchronous, or takes
+    all completions at once, judges at most MOST_AT_ONCE, evenly spaced. A source in reward.by_source has its own
     verifier and its own share. Services with labels are tested too, see check_labels.
     """
     for functions, indices in reward_functions.divide(examples):

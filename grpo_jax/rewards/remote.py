@@ -69,7 +69,7 @@ def check(name: str, service: Service) -> None:
     if service.key and not service.key.isidentifier():  # it may be the key itself
         raise BadInput(f'{key}.key', NO_VALUE, 'is no name; name the variable of the environment that holds the key')
     if service.store and not os.path.isdir(os.path.dirname(os.path.abspath(service.store))):
-        raise BadInput(f'{key}.store', service.store, 'lies in no folder; make it')
+        raise BadInput(f'{key}.store', service.store, 'lies in a folder that does not exist; make the folder')
     if service.labels and not os.path.isfile(service.labels):
         raise BadInput(f'{key}.labels', service.labels, "is no file; give a JSONL of labelled rows, or ''")
 
@@ -324,6 +324,6 @@ def _read_json(text):
 
 
 def _pause(key, attempt):
-    """Seconds to wait before attempt number `attempt`, from 1: doubled each time, and times 0.5 to 1.5 by the key."""
+    """Seconds to wait before attempt `attempt`, from 1: doubled each time, times a factor in [0.5, 1.5] by the key."""
     spread = int(hashlib.sha256(f'{key} {attempt}'.encode()).hexdigest()[:8], 16) / 2**32
     return pause_before(attempt - 1) * (0.5 + spread)

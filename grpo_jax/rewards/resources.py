@@ -15,7 +15,7 @@ LEAVE_SECONDS = 5  # for coroutines to end in, when the event loop closes
 class EventLoop:
     """An asyncio event loop on its own thread, which starts at the first submit.
 
-    It ends with close, and when the EventLoop is collected.
+    The thread ends with close, or when the EventLoop is garbage-collected.
     """
 
     def __init__(self):

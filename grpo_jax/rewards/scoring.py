@@ -1,7 +1,7 @@
 """Judges completions as they finish, on threads while the device decodes, and adds up the parts of their rewards.
 
-A part of the user's that raises an exception is called again. If it raises one every time, it is bad input at the first
-step of a run. Later it may be a service that fails, and some completions may lack this part of their reward.
+A user's part that raises an exception is called again. If each call raises one, the first step of a run ends with bad
+input. In later steps some completions may lack the part, since a service may have failed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from grpo_jax.workers import Died, Expired
 
 
 class Refused(Exception):
-    """A service refused a request, or gave an answer that is no verdict."""
+    """Raised where a service refused a request, or gave an answer that is no verdict."""
 
 
 # exceptions that count against a completion, and what they count as
@@ -196,8 +196,8 @@ def _after_exception(reward_functions, part, retry, error):
     """The Outcome after an exception in call number `retry`, from 0, of a part; None where the part is called again.
 
     A user's part is called again up to reward.retries times for an exception that may pass: a TimeoutError, or one that
-    FAILURES lacks. A service's client has asked again already. Raises exceptions that FAILURES lacks where no
-    completion may lack a part (see RewardFunctions.tolerant).
+    FAILURES lacks. A service's client has asked again already. After that an exception that FAILURES lacks is
+    raised, unless the part is the user's or a service's and may be lacking (RewardFunctions.tolerant).
     """
     counted = isinstance(error, tuple(FAILURES))
     passing = not counted or isinstance(error, TimeoutError)  # which a judge raises when its service is slow

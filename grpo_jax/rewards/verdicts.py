@@ -47,7 +47,7 @@ class Store:
             return self._read(key)
 
     def put(self, key: str, record: dict[str, Any]) -> dict[str, Any]:
-        """Adds a record unless the key has one, so that no kill loses it; returns the key's. Raises CannotWrite."""
+        """Adds a record, which survives a kill, unless the key has one; returns the key's. Raises CannotWrite."""
         with self._lock:
             self._waiting.setdefault(key, record)
             if not self._writes or not os.path.isdir(os.path.dirname(self.path)):

@@ -97,8 +97,8 @@ def check(config: Any, iterations: int) -> None:
 def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str]) -> Any:
     """Returns the config of iteration i's reward model.
 
-    folder: the model that it starts from; rollouts: folders of completions, the newest last. The newest has the share
-    1 - reward_model.replay of the training data, and the older ones have the rest.
+    folder: the model that it starts from; rollouts: folders of completions, the newest last. Older ones together have
+    the share reward_model.replay of the training data, and the newest has the rest.
     """
     changed, replay, older = _iteration_config(config, i, folder), config.reward_model.replay, len(rollouts) - 1
     weights = [replay / max(older, 1)] * older + [1 - replay if older else 1.0]
@@ -119,7 +119,7 @@ def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str
 
 
 def policy_config(config: Any, i: int, folder: str, reward_folder: str) -> Any:
-    """Returns the config of iteration i's policy. folder: of its first model; reward_folder: of the reward model."""
+    """Returns iteration i's policy config. folder: of the model to start from; reward_folder: of the reward model."""
     changed = _iteration_config(config, i, folder)
     changed.supervised.updates = 0  # the config's updates are the reward model's
     changed.reward.options.model.folder = reward_folder

@@ -73,7 +73,7 @@ def preflight_command(experiment: str, slice_name: str, settings: Mapping[str, A
 
 
 def preflight(experiment: str, slice_name: str, settings: Mapping[str, Any] | None = None) -> tuple[int, str]:
-    """Runs preflight in a child process. Returns (exit status, its output, or the last line of its error)."""
+    """Runs preflight in a child process. Returns (exit status, text): the output, or the last line of the error."""
     command = [sys.executable, '-m', *preflight_command(experiment, slice_name, settings)]
     done = subprocess.run(command, capture_output=True, text=True)
     last = console.one_line(done.stderr.strip().rpartition('\n')[2])
@@ -83,7 +83,8 @@ def preflight(experiment: str, slice_name: str, settings: Mapping[str, Any] | No
 class LivePlot:
     """Plots metrics in the cell's output while a run trains: `train.run(config, workdir, on_step=LivePlot(workdir))`.
 
-    The plot begins with the steps in the workdir, so a cell that runs again goes on with the same plot.
+    The plot begins with the steps in the workdir, so a cell that runs again goes on with the same plot. names: of the
+    metrics, a panel each.
     """
 
     def __init__(self, workdir: str, names: Sequence[str] = ('reward', 'length', 'entropy')):

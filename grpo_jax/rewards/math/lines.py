@@ -110,8 +110,7 @@ FOLLOWING = re.compile(r'[ ~]([A-Za-z]{3,}|(?!in\b)[A-Za-z]{2}|[ap]\.m)\b')
 def read_last(text: str, words: bool = True) -> str:
     """The answer in the last line of a text that states one, else the last formula or number; '' without any.
 
-    A formula or number with a digit is preferred. words: whether a line that is only a word may be the
-    answer.
+    A formula or number with a digit is preferred. words: whether a line that is only a word may be the answer.
     """
     text = clean(text)
     number = max(map(text.rfind, '0123456789'))

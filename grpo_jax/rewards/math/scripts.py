@@ -100,7 +100,7 @@ WORDS_BEHIND = 4  # with more words behind its number a text is a sentence about
 
 
 def translate(text: str) -> str:
-    """The text with CHARACTERS translated."""
+    """The text with digits and signs of other scripts as ASCII, by CHARACTERS."""
     return text if text.isascii() else text.translate(CHARACTERS)
 
 

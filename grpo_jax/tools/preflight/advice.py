@@ -27,7 +27,7 @@ GIB = 2**30
 
 
 class Costs(NamedTuple):
-    """How unwelcome each change is. A candidate's sum has no unit and only orders the candidates."""
+    """The cost of each kind of change: how unwelcome it is. A candidate's sum has no unit, and only gives an order."""
 
     larger_slice: float = 20.0  # a size up: more money, and chips that may not be free
     half_prompts: float = 6.0  # a halving: the only change that changes results

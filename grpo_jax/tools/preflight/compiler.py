@@ -27,7 +27,7 @@ FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment variables that change t
 
 
 class Compiling(NamedTuple):
-    """How programs are compiled."""
+    """How `measure` compiles programs."""
 
     cache: str  # folder of programs that were compiled before
     progress: Callable[[str, dict, int, int], Any]  # called as print_progress after each program
@@ -126,7 +126,7 @@ def read_or_compile(key: str, lowered: jax.stages.Lowered, cache: str) -> tuple[
 
 
 def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
-    """Returns (seconds and bytes, fields of Measured; compiled text, '' when the program does not fit the device)."""
+    """Returns ({field of Measured: seconds or bytes}, compiled text or, for a program that does not fit, '')."""
     started = time.monotonic()
     try:
         compiled = lowered.compile()

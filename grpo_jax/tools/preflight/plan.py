@@ -207,8 +207,8 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
 def make_stand_in(settings: Settings, name: str) -> Settings:
     """Returns the Settings with which programs compiled for the CPU take as many bytes as for the GPU `name`.
 
-    A CPU multiplies float16 as it is, but bfloat16 in float32, so bfloat16 becomes float16; a T4 does as the CPU does.
-    The learner's attention is chosen to write scores to memory where the GPU's does.
+    A CPU multiplies float16 as it is, but bfloat16 in float32. So bfloat16 becomes float16, except for a T4, which
+    multiplies as the CPU. The learner's attention is one that writes scores to memory if the GPU's does.
     """
     t4 = name.startswith('gpu:t4')
 

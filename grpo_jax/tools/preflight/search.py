@@ -205,7 +205,7 @@ def phase_bounds(verdict: verdicts.Verdict) -> dict[str, dict[str, float]]:
 
 
 def make_rows(plan: plans.PlannedRun, tried: list[Tried]) -> list[dict[str, Any]]:
-    """Returns a dict of figures for each compiled setting: settings that fit come first, and the fastest of them."""
+    """Returns a dict of figures for each compiled setting: settings that fit before others, and faster ones first."""
     rows = [
         {
             'flags': setting_flags(plan, one.setting),

@@ -86,7 +86,7 @@ def find_gpu(name: str) -> Chip | None:
 
 
 def margin() -> float:
-    """Returns the share added to temporaries that a CPU's compiler counts for GPUs; 0 where a GPU's compiler counts."""
+    """Returns the share added to a GPU program's temporaries when a CPU's compiler counts them; else 0."""
     return MARGIN if jax.default_backend() == 'cpu' else 0.0
 
 

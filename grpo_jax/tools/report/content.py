@@ -198,5 +198,5 @@ def make_data(variants: Sequence[Variant]) -> dict[str, Any]:
 
 
 def shown_runs(variants: Sequence[Variant]) -> list[tuple[str, Run]]:
-    """Returns (variant's name, run) of the runs with rollouts in the report: the first seed of each variant."""
+    """Returns (variant's name, run) of runs whose rollouts are shown: the first seeds of SHOWN_VARIANTS variants."""
     return [(variant.name, variant.runs[0]) for variant in variants[:SHOWN_VARIANTS]]
