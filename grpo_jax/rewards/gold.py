@@ -138,7 +138,7 @@ def try_out(reward_functions: RewardFunctions, examples: Sequence[Example], stor
     """Calls each reward once, as a run does, on the gold answer of an example; returns reward_functions.
 
     stores: whether verdicts of services are stored from now on. Raises BadInput for each reward that fails or returns
-    no number, and where an example lacks a column. Warns of a reward that runs out of time or memory. Reward models are
+    no reward, and where an example lacks a column. Warns of a reward that runs out of time or memory. Reward models are
     not called, since they would be loaded and compiled.
     """
     reward_functions.resources.services.stores = stores

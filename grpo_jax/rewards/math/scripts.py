@@ -18,6 +18,7 @@ class _Characters(dict):
     """For str.translate: digits of any script as ASCII, full-width signs in usual width, '' for marks without width."""
 
     def __missing__(self, code):
+        """The text for a character code that is looked up the first time; it is kept."""
         character, category = chr(code), unicodedata.category(chr(code))
         if category == 'Nd':
             character = str(unicodedata.decimal(character))

@@ -25,6 +25,7 @@ def count(jaxpr: Jaxpr | ClosedJaxpr, trip_counts: Iterable[int] = ()) -> tuple[
         return sum(map(count_equation, getattr(jaxpr, 'jaxpr', jaxpr).eqns))
 
     def count_equation(equation):
+        """The operations of one equation, with the equations inside a loop, branch or call."""
         nonlocal unknown
         name, params = equation.primitive.name, equation.params
         if name == 'dot_general':

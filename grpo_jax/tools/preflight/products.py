@@ -20,6 +20,7 @@ def count(text: str, trip_counts: Iterable[int] = ()) -> float:
     program, by_computation = hlo.parse(text), {}
 
     def cost(i: Instruction, scope: Scope, _: int) -> float:
+        """The operations of one run of an instruction, for Walk."""
         if i.op == 'fusion':
             name = i.called_name('calls')
             if name not in by_computation:

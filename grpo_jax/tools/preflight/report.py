@@ -103,20 +103,20 @@ def print_verdict(verdict: Verdict, *, legend: bool = True) -> None:
 # heading -> explanation of the column
 PROGRAM_COLUMNS = {
     'program': '',
-    'compile\ns': 'how long the compiler took, with other programs beside',
-    'arg\nGiB': "what the program is given, on one chip, like 'out' and 'temp'",
-    'out\nGiB': 'what it returns, where that takes no place of an argument',
-    'temp\nGiB': 'what it needs only while it runs',
-    'peak\nGiB': 'the most of these at one time, as the compiler counts; 0.00: it does not say',
+    'compile\ns': 'how long the compiler took, while it compiled other programs too',
+    'arg\nGiB': "the program's arguments, on one chip",
+    'out\nGiB': 'its results, except results that are written over an argument',
+    'temp\nGiB': 'memory that it needs only while it runs',
+    'peak\nGiB': 'the most of arg, out and temp at one time, as the compiler counts; 0.00: not counted',
     'gaps\nGiB': 'arg + out + temp - peak: memory that lies idle between them',
-    'in use\nGiB': 'arg + out + temp and all that waits on the chip meanwhile; the largest one must fit',
+    'in use\nGiB': 'arg + out + temp, and all else that lies on the chip meanwhile; the largest must fit',
     'TFLOP': 'operations of its matrix products, in 10^12, with those that are computed twice',
     'HBM\nGB': "what it reads from and writes to the chip's memory",
     'collectives\nGB sent': 'what it sends to other chips, by kind',
     'products\nms': 'the least time of the matrix products alone',
     'HBM\nms': 'the least time of the reads and writes alone',
     'sent\nms': 'the least time of the sends alone: on a chip with all its links, and on one in a corner of the slice',
-    'runs\na step': 'how often it runs in a step; loops over completions count to the longest one',
+    'runs\na step': 'how often it runs in a step whose longest completion has the full length',
 }
 OF_TPUS = ('HBM\nGB', 'collectives\nGB sent', 'HBM\nms', 'sent\nms')  # columns that are not known of GPUs
 
@@ -209,7 +209,7 @@ def summary(verdict: Verdict) -> list[str]:
         )
     if plan.teacher_bytes:
         waits = plan.run.settings.teacher.park
-        where = "wait in the hosts' memory except in its turn" if waits else 'lie there all the time'
+        where = "wait in the hosts' memory except while it scores" if waits else 'stay there all the time'
         lines.append(f"{plan.teacher_bytes / GIB:.2f} GiB of a chip are the teacher's weights, which {where}")
     if verdict.fits and plan.on_gpus:
         if plan.chip.flops:

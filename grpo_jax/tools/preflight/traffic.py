@@ -134,7 +134,7 @@ class Traffic:
         return [size if array.hbm else (0, 0) for array, size in zip(i.arrays, sizes, strict=True)]
 
     def _result_sizes(self, i, scope):
-        """[(bytes, of which in partly filled tiles)] of the results in any memory; an update in place has its own."""
+        """[(bytes, of which in partly filled tiles)] for each result in any memory; for an update in place, its own."""
         if i.op == 'dynamic-update-slice':
             dims = scope[i.operands[1]].arrays[0].dims
             touched = i.arrays[0].bytes(dims)
