@@ -183,7 +183,7 @@ def _options_in(module):
     for function in (getattr(module, key) for key in WITH_OPTIONS if hasattr(module, key)):
         for option, parameter in inspect.signature(function).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and option not in SUPPLIED:
-                fields = ranges.type_of(parameter.annotation)  # a NamedTuple's fields stand for it
+                fields = ranges.type_of(parameter.annotation)  # of a NamedTuple, the fields are the options
                 options = (ranges.keys_of(fields) if fields else {option: parameter}) | options
     return options
 
@@ -201,7 +201,7 @@ class Part(NamedTuple):
     weight: float
     asynchronous: bool = False
     batched: bool = False  # takes all completions at once
-    own: bool = False  # a function of the user's, whose exceptions may pass
+    own: bool = False  # a function of the user's, which may be called again after an exception
     reads_correct: bool = False  # reads the verifier's verdict
     reads_truncated: bool = False  # reads whether the budget ended before a stop token
     remote: bool = False  # asks a service, which may be away
@@ -227,7 +227,7 @@ class RewardFunctions(NamedTuple):
     gold: Callable | None = None  # (example) -> (a right completion, wrong ones...), where the verifier has it
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
     shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], a function of rewards.length
-    by_source: Mapping[str, 'RewardFunctions'] = MappingProxyType({})  # source -> the functions that judge it instead
+    by_source: Mapping[str, 'RewardFunctions'] = MappingProxyType({})  # source -> the functions for its completions
     step: int | None = None  # the run's step whose completions are judged; None: outside of steps, as in the self-test
 
     @property
@@ -388,7 +388,7 @@ def options_of(path: str) -> dict[str, inspect.Parameter]:
     path: the part as reward.parts names it. Raises BadInput for an unknown part, and for a FILE.py that cannot be
     imported.
     """
-    return _options_in(_find(path, functions={}, pool=Pool(1, deadline=1.0, memory_gib=1.0)))  # it never starts
+    return _options_in(_find(path, functions={}, pool=Pool(1, deadline=1.0, memory_gib=1.0)))  # it starts no process
 
 
 def _find(path, key='parts', *, functions, pool):

@@ -8,7 +8,7 @@ from grpo_jax.ranges import Range
 from grpo_jax.rewards import calculator
 
 COLUMNS = ('numbers', 'target')  # of the data, which the reward reads
-READS_ANSWERS = False  # the gold answer, an expression, serves the self-test alone
+READS_ANSWERS = False  # the gold answer, an expression, is used in the self-test alone
 ALPHABET = re.compile(r'[-+*/() 0-9]+')
 
 

@@ -208,7 +208,7 @@ def perturb(example: Example) -> tuple[str, ...]:
 
 
 def _misjudgements(reward_functions, part, examples, judging):
-    """_misjudgement of each example, computed on threads. judging: the Activity that counts judged examples."""
+    """_misjudgement's text for each example, computed on threads. judging: the Activity that counts examples."""
     judge = functools.partial(_misjudgement, reward_functions, part)
     size = min(max(len(examples) // LEAST_CALLS, 1), MOST_IN_CALL)
     blocks = [examples[i : i + size] for i in range(0, len(examples), size)]

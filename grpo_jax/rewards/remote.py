@@ -33,7 +33,7 @@ class Service(NamedTuple):
     """Where a service is, and how much a run may ask it."""
 
     url: Free[str] = ''  # http or https, without a password
-    model: str = ''  # which of the service's models; in the store it names the service, '' leaves that to the url
+    model: str = ''  # the model to ask, which also names the service in the store; '': the url names it there
     # environment variable that holds the key, or a whole Authorization header; '': none
     key: Free[str] = ''
     at_once: Free[Count] = 64  # requests
@@ -42,9 +42,9 @@ class Service(NamedTuple):
     deadline: Free[Seconds] = 600.0  # seconds after which a completion lacks the part
     store: Free[str] = ''  # file of verdicts, which runs may share; '': verdicts.jsonl in the workdir
     most_calls: Free[Natural] = 0  # verdicts that the store may hold; 0: any number
-    most_cost: Free[NotNegative] = 0.0  # of the verdicts in the store together; 0: any
-    labels: Free[str] = ''  # JSONL of prompt, completion and label, which a run tests the service on; '': none
-    agreement: Free[Share] = 0.8  # share of these rows that it must judge as they are labelled
+    most_cost: Free[NotNegative] = 0.0  # of all verdicts in the store; 0: any cost
+    labels: Free[str] = ''  # JSONL of prompt, completion and label, for the service's self-test; '': none
+    agreement: Free[Share] = 0.8  # share of the labels with which the service must agree
 
 
 class Outage(RewardError):
@@ -58,7 +58,7 @@ Unpack = Callable[[Any, int], Sequence[tuple[Any, float]]]
 def check(name: str, service: Service) -> None:
     """Raises BadInput for options of the part `name` with which no request can be sent."""
     key, address = f'reward.options.{name}', service.url.partition('?')[0]
-    if '@' in address:  # the url stands in config.json and in messages
+    if '@' in address:  # the url is written to config.json and to messages
         raise BadInput(f'{key}.url', NO_VALUE, f'has a password; put it in a variable, which {key}.key names')
     with contextlib.suppress(ValueError):
         url = urlsplit(service.url)
@@ -66,7 +66,7 @@ def check(name: str, service: Service) -> None:
             address = ''
     if address or not service.url:
         raise BadInput(f'{key}.url', service.url, 'is no address of a service; give http://HOST:PORT/PATH')
-    if service.key and not service.key.isidentifier():  # it may be the key itself
+    if service.key and not service.key.isidentifier():  # the value may be the key itself, so the message leaves it out
         raise BadInput(f'{key}.key', NO_VALUE, 'is no name; name the variable of the environment that holds the key')
     if service.store and not os.path.isdir(os.path.dirname(os.path.abspath(service.store))):
         raise BadInput(f'{key}.store', service.store, 'lies in a folder that does not exist; make the folder')
@@ -77,7 +77,7 @@ def check(name: str, service: Service) -> None:
 def client(
     services: Services, workdir: str, name: str, service: Service, pack: Callable, unpack: Unpack, batch: int = 1
 ) -> 'Client':
-    """The Client of the part `name`, made at its first call and then kept in `services`.
+    """The Client of the part `name`, created by the first call and then kept in `services`.
 
     Raises BadInput where the environment lacks the service's key. Other arguments: as of Client.
     """
@@ -209,7 +209,7 @@ class Client:
                     for question, answer in zip(questions, answers, strict=True):
                         question.record.set_result(self._store_answer(question, *answer))
                     return
-            # whose fault a refusal is shows when each is asked alone
+            # asked alone, each completion shows whether it is the refused one
             await asyncio.gather(*(self._exchange([question], until) for question in questions))
         except Exception as error:
             if isinstance(error, TimeoutError):
@@ -285,7 +285,7 @@ class Client:
             raise OSError(self._hide(f'cannot be asked ({type(error).__name__}: {error})')) from None
         if not {'content-length', 'transfer-encoding'} & {*response.headers} and not answer.rstrip().endswith(b'}'):
             raise OSError('broke off its answer')  # without a length, only an unfinished text shows it
-        asked = response.headers.get('Retry-After', '')  # a date is left to the run's own pauses
+        asked = response.headers.get('Retry-After', '')  # a date in the header is ignored
         text = self._hide(answer.decode(errors='replace'))
         return response.status_code, float(asked) if asked.isdecimal() else 0.0, text
 

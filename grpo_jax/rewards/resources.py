@@ -67,7 +67,7 @@ def _stop_loop(loop):
 
 
 class Services(dict):
-    """{name of a part: the remote.Client that asks the part's service}; remote.client adds the clients."""
+    """The clients of services, {name of a part: its remote.Client}; the function remote.client adds them."""
 
     stores = True  # whether clients write verdicts to a file; else they keep them in memory
 

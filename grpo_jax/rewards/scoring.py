@@ -200,7 +200,7 @@ def _after_exception(reward_functions, part, retry, error):
     raised, unless the part is the user's or a service's and may be lacking (RewardFunctions.tolerant).
     """
     counted = isinstance(error, tuple(FAILURES))
-    passing = not counted or isinstance(error, TimeoutError)  # which a judge raises when its service is slow
+    passing = not counted or isinstance(error, TimeoutError)  # a user's function raises it when its service is slow
     if part.own and passing and retry < reward_functions.options.retries:
         return None
     if counted:

@@ -27,7 +27,7 @@ class Store:
         self.path, self._writes, self._lock = path, writes, threading.Lock()
         self._places: dict[str, int] = {}  # key -> the record's first byte in the file
         self._waiting: dict[str, dict] = {}  # key -> a record that no file has yet
-        self._indexed = 0  # bytes of the file that were looked at
+        self._indexed = 0  # bytes of the file that are in _places
         self._cost = 0.0
 
     @property
@@ -53,9 +53,9 @@ class Store:
             if not self._writes or not os.path.isdir(os.path.dirname(self.path)):
                 return self._waiting[key]
             with files.writing(self.path), open(self.path, 'ab', buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # the file's end frees it, also where the process is killed
+                fcntl.flock(file, fcntl.LOCK_EX)  # closing the file, or a kill, frees the lock
                 self._index()
-                # after what a killed process has left of a line
+                # first ends the line that a killed process has left unfinished
                 lines = [''] if os.fstat(file.fileno()).st_size > self._indexed else []
                 new = {name: value for name, value in self._waiting.items() if name not in self._places}
                 lines += [json.dumps({'key': name} | value) for name, value in new.items()]

@@ -29,7 +29,7 @@ from grpo_jax.tools import export
 
 COMMANDS = {'supervised': supervised, 'train': train, 'sample': sample}
 SAMPLED = 'sampled.json'  # the Request of a stage whose samples are complete
-FIGURES = ('reward', 'greedy', 'pass@1')  # of evaluations, shown in the table
+FIGURES = ('reward', 'greedy', 'pass@1')  # figures of evaluations that the table shows
 
 
 class Stage(NamedTuple):

@@ -132,7 +132,7 @@ def compare_contents(workdir: str) -> Iterator[str]:
         here = [path for path in as_object(recorded.get(section)) if os.path.isfile(path)]
         now[section] = {path: user_files.digest(path) for path in here}
     config: Any = config_file.read_recorded(workdir, trust=True)  # none of its code is run
-    with contextlib.suppress(BadInput):  # the data may be elsewhere
+    with contextlib.suppress(BadInput):  # where the data are gone, splits are not compared
         if not any(steering.name_files(config.data.to_dict())):
             options = data.locate(data.DataOptions.from_config(config.data), steering.recorded_origins(workdir))
             for split in as_object(recorded.get('splits')):

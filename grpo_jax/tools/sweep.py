@@ -102,7 +102,7 @@ def run(
     if not makers or seeds < 1:
         raise BadInput('seeds, presets', (seeds, list(makers)), 'nothing to run; name a preset and at least one seed')
     if examples is not None:
-        examples = data.list_rows(examples)  # which each run reads
+        examples = data.list_rows(examples)  # as a list, since each run reads them
         makers = {name: lambda make=make: make_python_config(make()) for name, make in makers.items()}
     configs = {(name, seed): _set_seed(make(), seed) for seed in range(seeds) for name, make in makers.items()}
     section = data.DataOptions.from_config(next(iter(configs.values())).data)

@@ -15,7 +15,7 @@ COLUMNS = ('before', 'names', 'setup', 'tests')  # of the data, which the reward
 CONSTANTS = ('True', 'False', 'None', '0', '1', '-1', '1.0', "''", '[]', '()', '{}', 'set()')
 MOST_CONSTANTS = 48  # constants that are tried for an example
 REMEMBERED = 100_000  # examples
-READS_ANSWERS = False  # the gold answer, a program, serves the self-test alone
+READS_ANSWERS = False  # the gold answer, a program, is used in the self-test alone
 # source of run(text), which executes a program with `text` as standard input, a file, and returns what it writes
 RUN = """
 import atexit, os, sys, threading
@@ -37,7 +37,7 @@ def run(text):
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
             thread.join()
-    atexit._run_exitfuncs()  # they may write too
+    atexit._run_exitfuncs()  # exit functions may write too
     for stream in (sys.stdout, output):
         getattr(stream, 'closed', False) or stream.flush()
     return open('output', encoding='utf8').read()

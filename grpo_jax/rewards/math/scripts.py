@@ -163,7 +163,7 @@ def _numeral(text):
     """The number of a Chinese numeral, written in digits alone or with words for ten, hundred, ... after digits."""
     total = part = digit = 0
     for character in text:
-        number = int(unicodedata.numeric(character, 2))  # the simplified pair has no value in the tables
+        number = int(unicodedata.numeric(character, 2))  # Unicode's tables have no value for 两, two
         if number < 10:
             digit = 10 * digit + number
         elif number < 10_000:

@@ -39,7 +39,7 @@ CHARACTERS = str.maketrans(
         '°': r'^\circ ',
     }
 )
-# (pattern, what stands for it, whether it begins with a backslash, so that most texts do not have it)
+# (pattern, replacement, whether the pattern can match only in a text with a backslash)
 SPELLINGS = [
     (re.compile(pattern), replacement, pattern.startswith(r'\\') and pattern[2] != '?')
     for pattern, replacement in [
@@ -80,7 +80,7 @@ COLUMN = re.compile(r'\\begin\{([pb]?matrix)\}([^&]*\\\\[^&]*)\\end\{\1\}')
 STRAY = re.compile(r'^[^=]*(?<=\s)\\\$\s*=')  # a formula that ends in an escaped dollar, before an equals sign
 COMMAND = re.compile(r'\\[A-Za-z]+')
 NAMED = re.compile(r'\\text\s*\{[^{}]*\}|[A-Za-z][a-z]{2,}(?: [A-Za-z]+)*')  # a name in words, as in Area = 5
-OPTION = re.compile(r'[\s*$]*(?:\\text\w*\s*\{\s*)?(?:(?i:option|choice)\b|[(\[]?[A-Ja-h][)\].:])')  # its beginning
+OPTION = re.compile(r'[\s*$]*(?:\\text\w*\s*\{\s*)?(?:(?i:option|choice)\b|[(\[]?[A-Ja-h][)\].:])')  # an option begins
 # 1.234,56 and 1.234.567 and 1 234,5 and 1'234.5
 EUROPEAN = re.compile(
     r"(?<![0-9.,'])[0-9]{1,3}(?:(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,}|(?: [0-9]{3})+,[0-9]{1,2}|"

@@ -60,7 +60,7 @@ def same(answer: str, other: str) -> bool:
 
 @functools.lru_cache(CACHED)
 def _gold(text):
-    """extraction.gold_answer, cached; None also for a placeholder of data sets like `see solution` (NO_ANSWER)."""
+    """The gold answer in canonical form, cached; None for a text without one, and for a placeholder (NO_ANSWER)."""
     return None if NO_ANSWER.fullmatch(text) else extraction.gold_answer(words.write_bases(text))
 
 
@@ -341,7 +341,7 @@ def _math_verify():
     import math_verify
     from math_verify import grader
 
-    logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns that its timeouts are off: the pool's holds
+    logging.getLogger('math_verify').setLevel(logging.ERROR)  # no warning that its timeouts are off: the pool has one
     grader.sympy_numeric_eq = _same_number
     reading = NormalizationConfig(units=False, malformed_operators=True, nits=False, boxed='none')
     return math_verify, [math_verify.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=reading)]

@@ -16,7 +16,7 @@ os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
 os.environ |= {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_ACCELERATOR_TYPE': 'v5litepod-4'}
 os.environ |= {
     'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
-    # a GPU that is here compiles for GPUs where the user asks for it
+    # if the user asks for it, a GPU of this machine compiles for GPUs
     'JAX_PLATFORMS': 'cuda'
     if os.environ.get('JAX_PLATFORMS') == 'cuda' and any(word.startswith('--topology=gpu:') for word in sys.argv)
     else 'cpu',

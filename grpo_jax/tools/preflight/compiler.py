@@ -37,10 +37,10 @@ class Compiling(NamedTuple):
 class Measured(NamedTuple):
     """The sizes and costs of a compiled program, for one device and one run of the program."""
 
-    seconds: float  # to compile it, beside other programs
+    seconds: float  # that compiling took, beside other programs
     cached: bool
     arguments: int
-    outputs: int  # without those that take an argument's place
+    outputs: int  # without results that are written over an argument
     temporaries: int
     peak: int  # the most bytes in use at one time, by the compiler's own count; 0 when it gives none
     traffic: float  # bytes read from and written to main memory

@@ -37,7 +37,7 @@ class Setting(NamedTuple):
         sections = ['mesh'] * 3 + ['learner'] * 5
         fields = zip(sections, self._fields, self, setting_of(config), strict=True)
         changes = {f'{section}.{name}': value for section, name, value, now in fields if value != now}
-        if 'learner.microbatches' in changes:  # with pack_columns=-1, microbatches would decide whether rows are packed
+        if 'learner.microbatches' in changes:  # with -1, microbatches would decide whether rows are packed
             changes['learner.pack_columns'] = self.pack_columns
         return changes
 
@@ -121,7 +121,7 @@ def _make_sizes(plan, setting):
     heads = model_config.heads * model_config.head_dim
     scores = (
         tokens * (shapes.queries + shapes.tokens) * model_config.layers
-    )  # causal: half of all pairs; twice: scores and values
+    )  # half of all pairs, since attention is causal, times two products: with keys and with values
     numbers = 4 * model_config.width + (3 * model_config.mlp + 4 * heads) / tensor
     moved = tokens * HALF * (model_config.layers * numbers + logits / tensor)
     if learner.attention == 'xla':

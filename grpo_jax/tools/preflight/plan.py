@@ -67,7 +67,7 @@ class PlannedRun:
     chip: chips.Chip
     shapes: batches.Shapes
     learner: Learner
-    chosen: bool = False  # whether the config left all axes of the mesh open
+    chosen: bool = False  # whether training would choose all axes of the mesh
     teacher: compiled.Executable | None = None  # the teacher's program, when the algorithm has a teacher
     teacher_bytes: int = 0  # of the teacher's weights on a device
     mean_tokens: int = 0  # mean length of a completion in packed rows; 0: all at full length
@@ -217,7 +217,7 @@ def make_stand_in(settings: Settings, name: str) -> Settings:
 
     learning = settings.learning
     if learning.attention == 'auto':
-        learning = learning._replace(attention='xla' if t4 else 'splash')  # cuDNN's kernels, like these, write none
+        learning = learning._replace(attention='xla' if t4 else 'splash')  # splash writes no scores, as cuDNN's kernels
     return settings._replace(
         model=with_half(settings.model),
         sampling=with_half(settings.sampling),
@@ -270,7 +270,7 @@ def list_jobs(plan):
     trained, frozen = lora.split(learner.abstract_state.params)
     state, param_bytes = plan.state_bytes()
     rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.over_rows(run.mesh)))
-    rollout *= 1 + settings.collection.staleness  # draws that wait stay on the devices
+    rollout *= 1 + settings.collection.staleness  # earlier draws wait on the devices
     jobs = [
         Job('learner.update', 'update', lambda: learner.update.program.traced, 0, runs=1),
         Job('learner.initial', 'start', lambda: learner.initial.program.trace(trained), compiled.device_bytes(frozen)),
@@ -304,7 +304,7 @@ def list_jobs(plan):
     jobs += more
     if plan.evaluation_engine is not plan.engine:
         jobs += [
-            job._replace(holds=tuple({*job.holds} & {'state', 'weights'}))  # the cache of training is not live then
+            job._replace(holds=tuple({*job.holds} & {'state', 'weights'}))  # training's cache is not in use then
             for job in sampler_jobs(plan.evaluation_engine, 'evaluation', state, param_bytes)[0]
         ]
     resting = plan.teacher_bytes * (not settings.teacher.park)

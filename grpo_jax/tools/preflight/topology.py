@@ -35,7 +35,7 @@ SQUARES = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '
 CUBES = {4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4', 128: '4x4x8', 256: '4x8x8', 512: '8x8x8'}
 CUBES |= {1024: '8x8x16'}
 SIDES = {'v5e': SQUARES, 'v6e': SQUARES, 'v4': CUBES, 'v5p': CUBES}  # generation -> {chips: sides of a slice}
-CORES = {'v4': 2, 'v5p': 2}  # that a cloud counts for a chip in names like v5p-8
+CORES = {'v4': 2, 'v5p': 2}  # cores of a chip, which a cloud counts in names like v5p-8
 # memory: the part of the card's that CUDA can use; a T4's flops are of float16, since it multiplies no bfloat16
 GPUS = {
     't4': Chip(flops=65e12, bandwidth=320e9, memory=14.6 * GIB),

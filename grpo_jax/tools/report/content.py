@@ -18,7 +18,7 @@ from grpo_jax.tools import provenance
 from grpo_jax.tools.report import panels, verdict
 from grpo_jax.tools.report.read import Run, Variant, as_number, read_lines
 
-SHOWN_VARIANTS = 12  # variants with a comparison in words, and with rollouts
+SHOWN_VARIANTS = 12  # the most variants with a comparison in words, and with rollouts
 MOST_ROWS = 500  # of the timeline
 NO_PIECE = ('none', 'all_tokens')  # pieces without effect, which are not shown
 STAGES = ('evaluate', 'sample', 'reward', 'observe', 'update')  # of a step, in timings.jsonl
