@@ -209,7 +209,7 @@ def summary(verdict: Verdict) -> list[str]:
         )
     if plan.teacher_bytes:
         waits = plan.run.settings.teacher.park
-        where = "wait in the hosts' memory except while it scores" if waits else 'stay there all the time'
+        where = "wait in the hosts' memory except while the teacher scores" if waits else 'stay there all the time'
         lines.append(f"{plan.teacher_bytes / GIB:.2f} GiB of a chip are the teacher's weights, which {where}")
     if verdict.fits and plan.on_gpus:
         if plan.chip.flops:
