@@ -272,7 +272,7 @@ def test_options_are_settable_by_assignment_in_any_order(tmp_path, mine, lines):
             'config.reward.options.brevity.scal = 0.05',
             'reward.options.brevity.scal = 0.05: is no key; did you mean scale?',
         ),
-        ('config.reward.options.brevty.scale = 0.05', 'reward.options.brevty is of no reward that .* mean brevity?'),
+        ('config.reward.options.brevty.scale = 0.05', 'reward.options.brevty belongs to no reward .* mean brevity?'),
         ('config.reward.options.format.tgas = ()', r'reward.options.format.tgas = \(\): is no key; did you mean tags?'),
         ('config.reward.options.brevity.scale = "much"', "brevity.scale = 'much': must be a number"),
         ('config.data.options.digitz = 2', 'data.options.digitz = 2: is no key; did you mean digits?'),

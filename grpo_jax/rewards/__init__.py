@@ -6,9 +6,9 @@ A part is a module of this package, a user's function FILE.py:NAME, or a functio
     async def reward(completion, example, **options)                awaited, many at a time
     reward(completions, examples, **options) -> list                called once a draw, by each process with its own
 
-A user's function that raises is called again (config.reward.retries), and then the completion lacks the part. One that
-is still running at config.reward.deadline has failed, and its completion gets config.reward.failed, 0 by default: a
-service that may be slow is a part of `http`, which has time-outs of its own.
+A user's function that raises an exception is called again, up to config.reward.retries times. If each call raises one,
+the completion lacks the part. A function that is still running at config.reward.deadline has failed: the part counts as
+config.reward.failed, 0 by default. For a slow service use the part `http`, which has time-outs of its own.
 
 A user's function may name other arguments, see rewards.binding: `def reward(prompts, completions, **kwargs)` gets
 lists of prompts and completions, and a list for each column of the data set.
@@ -22,13 +22,13 @@ of the run; `limit`, the budget in tokens, for shaping by length.
 The verifier is the part that decides whether a completion is correct. Beside reward, a module may have
 
     extract(completion) -> str | None                the answer that maj@n votes with
-    extract_strict(completion) -> str | None         the same by the reading of `strict`
-    same(answer, answer) -> bool                     whether two extracted answers are one in two spellings
+    extract_strict(completion) -> str | None         the answer by the stricter reading of `strict`
+    same(answer, answer) -> bool                     whether two extracted answers are equal but for spelling
     strict(completion, example, **options)           a reward by a stricter reading
     gold(example) -> (right completion, wrong ones...)     for the self-test, where example.answer will not do
     steps(completion, example) -> list of (end in characters, float)     rewards of steps
     steps(completions, examples) -> list of such lists                   the same, of all completions at once
-    measure(completion, example, **options)          called in place of reward where the part's weight is 0
+    measure(completion, example, **options)          called instead of reward where the part's weight is 0
     READS_ANSWERS = False                            it judges without a gold answer
     COLUMNS = ('numbers', ...)                       columns of example.meta that it reads
 """

@@ -12,14 +12,14 @@ from grpo_jax.example import Example
 SINGLE = ('completion', 'text', 'example', 'solution_str')
 # a function with one of these parameters takes all completions at once
 PLURAL = ('completions', 'texts', 'examples', 'prompts', 'answers', 'ids', 'solution_strs')
-FIELDS = ('prompt', 'answer', 'id', 'meta')  # of the example; a function of all completions gets lists of them
+FIELDS = ('prompt', 'answer', 'id', 'meta')  # of an example; a function of all completions gets lists of these
 # names that verl has for a parameter, of one completion and of all, where the data set has no column of that name
 ALIASES = {
     **{'solution_str': 'completion', 'ground_truth': 'answer', 'solution_strs': 'completions'},
     **{'ground_truths': 'answers', 'data_sources': 'data_source', 'extra_infos': 'extra_info'},
 }
-EMPTY = {'extra_info': {}}  # what verl gives where there is no such column
-USUAL = (['completion', 'example'], ['completions', 'examples'])  # by whether it takes all completions
+EMPTY = {'extra_info': {}}  # verl's value for a parameter whose column is missing
+USUAL = (['completion', 'example'], ['completions', 'examples'])  # parameters for one completion, and for all
 
 
 def bind_names(function: Callable, thing: str) -> Callable:
@@ -47,7 +47,7 @@ def bind_names(function: Callable, thing: str) -> Callable:
     single, plural = ([name for name in names if name in kind] for kind in (SINGLE, PLURAL))
     if single and plural:
         raise BadInput(
-            'reward', thing, f'names one completion ({single[0]}) and all ({plural[0]}); choose one of the two'
+            'reward', thing, f'has parameters for one completion ({single[0]}) and for all ({plural[0]}); keep one kind'
         )
     batched = bool(plural) or (bool(var_keyword) and not single)
     named_arguments = {*names, *(p.name for p in options)}
@@ -86,16 +86,17 @@ def bind_names(function: Callable, thing: str) -> Callable:
 
 
 def _take_scores(value):
-    """A result of verl's compute_score, which may be a dict with the score in it; of all completions, a list."""
+    """The score in a result of verl's compute_score: a dict's 'score', else the result; a list for a list."""
     if isinstance(value, (list, tuple)):
         return [_take_scores(member) for member in value]
     return value['score'] if isinstance(value, Mapping) and 'score' in value else value
 
 
 def with_messages(function: Callable) -> Callable:
-    """Wraps a function of (completion, example) or of all completions, so that texts are lists of messages, as in TRL.
+    """Wraps a reward so that it gets lists of messages instead of texts, as in TRL.
 
-    A completion is one message of the assistant. An example's prompt is its chat, or one message of the user.
+    function: of (completion, example), or of all completions and examples. A completion becomes one message of the
+    assistant. An example's prompt becomes its messages, or one message of the user.
     """
 
     def as_messages(value):
@@ -122,14 +123,14 @@ def with_messages(function: Callable) -> Callable:
 
 
 def is_async(function: Callable) -> bool:
-    """Whether a call of the function, or of the object, must be awaited."""
+    """Whether a call must be awaited: the function, or the object's __call__, is a coroutine function."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def check_supplied(thing: str, columns: Sequence[str], examples: Sequence[Example], own: bool = True):
     """Raises BadInput where an example lacks a column that the function called `thing` must have.
 
-    own: it is a function of the user's, which can be changed.
+    own: whether `thing` is a function of the user's, which the message then asks to change.
     """
     for column in columns:
         for example in examples:
@@ -147,7 +148,7 @@ def _select(parameters, kind):
 
 
 def _standard_arguments(completions, examples, batched):
-    """The arguments that every data set has, by name: completions, examples, and fields of the examples."""
+    """The arguments that need no column of the data, by name: completions, examples, and the examples' FIELDS."""
     if not batched:
         return {'completion': completions, 'text': completions, 'example': examples} | {
             name: getattr(examples, name) for name in FIELDS
@@ -158,7 +159,7 @@ def _standard_arguments(completions, examples, batched):
 
 
 def _argument(parameter, standard, examples, batched, thing):
-    """The argument for a parameter: a standard one, a column, or its default; raises BadInput where there is none."""
+    """The argument for a parameter: from `standard`, a column or the default; raises BadInput without any of these."""
     name, default = parameter.name, parameter.default
     rows = examples if batched else [examples]
     if name in ALIASES and not all(name in example.meta for example in rows):
@@ -191,7 +192,7 @@ def _unnamed_arguments(standard, examples, batched, named):
 
 
 def _missing_error(name, thing, example):
-    """The BadInput for a parameter `name` of the function `thing` that no column of the example's fills."""
+    """The BadInput which says that the example has no column for the parameter `name` of the function `thing`."""
     return BadInput(
         'reward',
         thing,

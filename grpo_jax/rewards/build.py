@@ -40,17 +40,17 @@ class RewardOptions(NamedTuple):
 
     # (file in grpo_jax/rewards or FILE.py:NAME of yours, weight)
     parts: Annotated[tuple[tuple[Text, Amount], ...], Length(1), PARTS, Kind.PARTS] = (('numeric', 1.0),)
-    options: Amendable[Mapping[str, Any]] = MappingProxyType({})  # of rewards by name; configs/default.py has them
+    options: Amendable[Mapping[str, Any]] = MappingProxyType({})  # by a reward's name; see configs/default.py
     # what functions of yours get, as completions and prompts: texts; messages, lists of dicts with role and content
     completions: Annotated[str, OneOf(('texts', 'messages')), OWN] = 'texts'
-    failed: Amendable[Amount] = 0.0  # reward of a part that ran out of its time or memory
+    failed: Amendable[Amount] = 0.0  # value of a part that ran out of its time or memory
     deadline: Free[Seconds] = 10.0  # seconds that a part may take on a completion in a worker process
     # threads that judge, and worker processes where a part needs them
     workers: Free[Annotated[int, Range(least=1, most=10_000)]] = 4
-    memory_gib: Free[Gibibytes] = 4.0  # that a worker process may take
+    memory_gib: Free[Gibibytes] = 4.0  # GiB of memory that a worker process may take
     # times that a part of yours is called again after an exception, later each time
     retries: Free[Annotated[int, Range(least=0, most=100), OWN]] = 2
-    # share of a step's completions, after the first step, that may lack a part of yours for its exceptions
+    # share of a step's completions, after the first step, that may lack a part of yours because it raised exceptions
     most_missing: Free[Annotated[float, Range(least=0, below=1), OWN]] = 0.1
     # share of gold answers that the verifier may misjudge before the run starts
     self_test: Annotated[Free[Share], VERIFIED] = 0.02
@@ -62,17 +62,17 @@ class RewardOptions(NamedTuple):
     step_rewards: Annotated[str, STEPWISE] = ''
     steps_with_outcome: bool = False  # the total reward is a further step, at a completion's last token
     length_shaping: str = ''  # shaping by length: a function of grpo_jax/rewards/length.py
-    # what it is multiplied by before it is added
+    # factor of the shaping by length, before the product is added to the reward
     length_shaping_weight: Annotated[Amendable[Amount], ReadWith('.length_shaping')] = 1.0
     verifier: str = 'numeric'  # the part that decides correct; '' when there is none
-    # value of that part from which a completion is correct
+    # least value of the verifier at which a completion is correct
     correct_at: Annotated[Amendable[Amount], VERIFIED] = 1.0
     # source of the data, by meta['source'] -> parts, verifier, correct_at of its own
     by_source: Mapping[str, SourceRewards] = MappingProxyType({})
 
     @property
     def unverified(self) -> bool:
-        """Whether a reward model pays and no verifier looks, so that no metric tells a true gain from a false one."""
+        """Whether a reward model has a weight and the run has no verifier. Then no metric shows if a gain is true."""
         learned = any(weight and custom.name_of(path) in custom.LEARNED for path, weight in self.parts)
         return learned and not self.verifier and not self.by_source
 
@@ -80,7 +80,8 @@ class RewardOptions(NamedTuple):
     def from_config(cls, section: Any) -> 'RewardOptions':
         """Reads config.reward.
 
-        Raises BadInput for values out of range, a part with two weights, and options of no reward.
+        Raises BadInput for values out of range, a part with two weights, steps_with_outcome without step_rewards, and
+        options for a reward that the config does not name.
         """
         values = ranges.read_section(cls, section, 'reward')
         parts, by_source = _read_parts(section['parts'], 'reward.parts'), _read_sources(section['by_source'])
@@ -102,7 +103,7 @@ class RewardOptions(NamedTuple):
 
     @property
     def sources(self) -> tuple[SourceRewards, ...]:
-        """The rewards for sources that by_source does not name, then the rewards in by_source."""
+        """All SourceRewards: first the one for sources that by_source does not name, then the ones in by_source."""
         return SourceRewards(self.parts, self.verifier, self.correct_at), *self.by_source.values()
 
     @property
@@ -112,7 +113,7 @@ class RewardOptions(NamedTuple):
 
 
 def _read_parts(parts, key):
-    """((part, weight), ...) with weights as floats; raises BadInput for a part that comes twice."""
+    """The pairs (part, weight) of a config's list, with float weights; raises BadInput for a part that comes twice."""
     names = [custom.name_of(path) for path, _ in parts]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
@@ -121,7 +122,7 @@ def _read_parts(parts, key):
 
 
 def _read_sources(section):
-    """Reads config.reward.by_source: source -> SourceRewards; raises BadInput for a section that is none."""
+    """Reads config.reward.by_source as {source: SourceRewards}; raises BadInput for a malformed section."""
     ranges.check_value('reward.by_source', section, Mapping)
     sources = {}
     for name, values in section.items():
@@ -138,17 +139,17 @@ def _read_sources(section):
 
 
 def _check_options(options, paths):
-    """Raises BadInput for options of no reward, for an unknown option of a reward, and for a value out of its range.
+    """Raises BadInput for options of an unknown reward, for an unknown option, and for a value out of range.
 
-    paths: {name: path} of the rewards that the config names; `build` checks the options of a user's. Rewards of this
-    package that the run does not use are checked too.
+    options: config.reward.options; paths: {name: path} of the rewards that the config names. Options of a user's
+    function are left to `build`. Rewards of this package that the run does not use are checked too.
     """
     with Checks() as check:
         for name, values in options.items():
             key, declared = f'reward.options.{name}', declared_options(name)
             if declared is None and name not in paths and values:
                 hint = ranges.nearest(name, {*paths, *options} - {name, ''})
-                check.keep(BadInput(key, NO_VALUE, f'is of no reward that the config names; {hint}'))
+                check.keep(BadInput(key, NO_VALUE, f'belongs to no reward that the config names; {hint}'))
             elif check(ranges.check_value, key, values, Mapping) is UNMADE or user_files.is_file(paths.get(name, '')):
                 continue
             elif declared is not None:
@@ -156,9 +157,9 @@ def _check_options(options, paths):
 
 
 def _check_declared(name, values, declared):
-    """Raises BadInput for each option of a reward that is not declared, or out of its range.
+    """Raises BadInput for each option that the reward `name` does not declare, and for each value out of range.
 
-    values: {option: value}; declared: {option: parameter}.
+    values: {option: value}, from the config; declared: {option: parameter}, from the reward's functions.
     """
     with Checks() as check:
         for option, value in values.items():
@@ -169,7 +170,7 @@ def _check_declared(name, values, declared):
 
 
 def declared_options(name: str) -> dict[str, inspect.Parameter] | None:
-    """Option -> parameter, for a reward of this package or a shaping by length; None for another name."""
+    """{option: parameter} of a reward of this package or of a shaping by length; None for any other name."""
     module, shaping = _import(name), getattr(length, name, None)
     if inspect.isfunction(shaping):
         return _options_in(SimpleNamespace(reward=shaping))
@@ -177,37 +178,37 @@ def declared_options(name: str) -> dict[str, inspect.Parameter] | None:
 
 
 def _options_in(module):
-    """{option: parameter} of the functions of a reward's module or namespace that may have options."""
+    """{option: parameter}: all options of a reward's module or namespace, from the signatures of WITH_OPTIONS."""
     options = {}
     for function in (getattr(module, key) for key in WITH_OPTIONS if hasattr(module, key)):
         for option, parameter in inspect.signature(function).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and option not in SUPPLIED:
-                fields = ranges.type_of(parameter.annotation)  # a NamedTuple's fields stand for it
+                fields = ranges.type_of(parameter.annotation)  # of a NamedTuple, the fields are the options
                 options = (ranges.keys_of(fields) if fields else {option: parameter}) | options
     return options
 
 
 def _import(name):
-    """The module of a reward of this package; None where there is none."""
+    """The module of the reward `name` of this package; None where the package has no such module."""
     path = f'grpo_jax.rewards.{name}'
     return importlib.import_module(path) if str(name).isidentifier() and importlib.util.find_spec(path) else None
 
 
 class Part(NamedTuple):
-    """A reward with its options bound."""
+    """A reward function with its options bound, its weight, and how it is called."""
 
     function: Callable
     weight: float
     asynchronous: bool = False
     batched: bool = False  # takes all completions at once
-    own: bool = False  # a function of the user's, whose exceptions may pass
+    own: bool = False  # a function of the user's, which may be called again after an exception
     reads_correct: bool = False  # reads the verifier's verdict
     reads_truncated: bool = False  # reads whether the budget ended before a stop token
     remote: bool = False  # asks a service, which may be away
     columns: Sequence[str] = ()  # that the data set must have
 
     def tell(self, truncated: Any, step: int | None) -> dict[str, Any]:
-        """The keyword arguments `truncated` and `step`, of the run, where the part reads them."""
+        """The keyword arguments for a call of the part: `truncated` and `step`, each where the part reads it."""
         known = {'truncated': truncated} if self.reads_truncated else {}
         return known | ({'step': step} if self.remote else {})
 
@@ -226,22 +227,22 @@ class RewardFunctions(NamedTuple):
     gold: Callable | None = None  # (example) -> (a right completion, wrong ones...), where the verifier has it
     steps: Callable | None = None  # rewards of steps: (completions, examples) -> list of [(end in characters, float)]
     shaping: Callable | None = None  # (lengths, correct) -> f64[P, G], a function of rewards.length
-    by_source: Mapping[str, 'RewardFunctions'] = MappingProxyType({})  # source -> the functions that judge it instead
-    step: int | None = None  # of the run, for which completions are judged; None: they are outside of its steps
+    by_source: Mapping[str, 'RewardFunctions'] = MappingProxyType({})  # source -> the functions for its completions
+    step: int | None = None  # the run's step whose completions are judged; None: outside of steps, as in the self-test
 
     @property
     def tolerant(self) -> bool:
-        """Whether completions may lack a part whose calls raise exceptions; else these are raised."""
+        """Whether a completion may lack a part that raises exceptions (after the first step); else they end the run."""
         return bool(self.step)
 
     @property
     def verifier(self) -> str:
-        """The part that decides what is correct: a value of reward.correct_at or more; '' without one."""
+        """The name of the part whose value, at reward.correct_at or more, means correct; '' without a verifier."""
         return self.options.verifier
 
     @property
     def verifiers(self) -> str:
-        """The verifiers' names, of all sources, as a text."""
+        """The names of all sources' verifiers, joined by commas; '' without a verifier."""
         names = [functions.verifier for functions in (self, *self.by_source.values()) if functions.verifier]
         return ', '.join(dict.fromkeys(names))
 
@@ -257,7 +258,7 @@ class RewardFunctions(NamedTuple):
 
     @property
     def every_part(self) -> dict[str, Part]:
-        """The parts of all sources."""
+        """The parts of all sources, by name."""
         return dict(item for functions in (self, *self.by_source.values()) for item in functions.parts.items())
 
     def of(self, example: Example) -> 'RewardFunctions':
@@ -293,8 +294,8 @@ def build(
 ) -> RewardFunctions:
     """Builds the RewardFunctions of a run; raises BadInput for a reward that cannot work.
 
-    max_tokens: the most tokens of a completion; functions: further rewards by name; workdir: where services' verdicts
-    are stored, once it is a folder. No thread or process starts yet.
+    max_tokens: the most tokens of a completion; functions: the user's rewards by name, as handed to train.run; workdir:
+    the run's folder, in which services' verdicts are stored once it exists. No thread or process starts yet.
     """
     resources = Resources(workers=options.workers, deadline=options.deadline, memory_gib=options.memory_gib)
     find = functools.partial(_find, functions=functions or {}, pool=resources.pool)
@@ -322,7 +323,7 @@ def build(
         if options.length_shaping:
             shaping = check(_bind_shaping, options, max_tokens)
         for name, module in modules.items():
-            if name in (functions or {}) and declared_options(name):  # the config has options of its namesake
+            if name in (functions or {}) and declared_options(name):  # options may be of its namesake
                 continue
             check(_check_declared, name, options.options.get(name, {}), check(_options_in, module))
             if name in weights and module is not UNMADE and hasattr(module, 'check'):
@@ -334,7 +335,7 @@ def build(
                 check.keep(BadInput(f'{key}.verifier', source.verifier, remedy))
 
     def bind_source(source, key):
-        """The RewardFunctions of a SourceRewards; key: its section of the config."""
+        """The RewardFunctions for one source. source: its SourceRewards; key: its config section, for messages."""
         source_parts = {custom.name_of(path): parts[custom.name_of(path)] for path, _ in source.parts}
         _check_verifier(source.verifier, source_parts, key)
         verifier = modules[source.verifier] if source.verifier else SimpleNamespace()
@@ -356,9 +357,10 @@ def build(
 
 
 def _make_part(name, module, weight, bind, own):
-    """The Part of a reward; raises BadInput for options that it does not have, and for a function of no possible kind.
+    """The Part of the reward `name`; raises BadInput for a missing option and for one out of its range.
 
-    module: as `_find` returns it; bind(name, function): binds its options; own: whether it is the user's.
+    module: as `_find` returns it; bind(name, function): returns the function with its options bound; own: whether the
+    reward is a function of the user's.
     """
     reward = module.reward if weight else getattr(module, 'measure', module.reward)
     function = bind(name, custom.check_results(reward, name))
@@ -370,7 +372,7 @@ def _make_part(name, module, weight, bind, own):
 
 
 def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
-    """Raises BadInput where an example lacks a column of a reward, or a source of reward.by_source has no example."""
+    """Raises BadInput where an example lacks a column that a reward reads, or a by_source section has no example."""
     present = {str(example.meta.get('source')) for example in examples}
     for source in reward_functions.by_source:
         if source not in present:
@@ -381,18 +383,18 @@ def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Examp
 
 
 def options_of(path: str) -> dict[str, inspect.Parameter]:
-    """{option: parameter} of a part, with the fields of the NamedTuples that its functions take.
+    """{option: parameter} of a part; a NamedTuple that its functions take counts as one option for each field.
 
     path: the part as reward.parts names it. Raises BadInput for an unknown part, and for a FILE.py that cannot be
     imported.
     """
-    return _options_in(_find(path, functions={}, pool=Pool(1, deadline=1.0, memory_gib=1.0)))  # it never starts
+    return _options_in(_find(path, functions={}, pool=Pool(1, deadline=1.0, memory_gib=1.0)))  # it starts no process
 
 
 def _find(path, key='parts', *, functions, pool):
-    """A part's module, or a namespace with its functions; raises BadInput where there is none.
+    """A reward's module, or for a user's reward a namespace with its functions; raises BadInput for an unknown one.
 
-    path: the part's name, or FILE.py:NAME; functions: rewards by name; key: the key of config.reward that names it.
+    path: the reward's name, or FILE.py:NAME; functions: the user's rewards by name; key: in config.reward.
     """
     if path in functions:
         return SimpleNamespace(reward=binding.bind_names(functions[path], path))
@@ -433,17 +435,19 @@ def _bind(name, function, options, shared):
 
 
 def _check_verifier(verifier, parts, key):
-    """Raises BadInput for a verifier that cannot decide what is correct; key: its section of the config."""
+    """Raises BadInput where a part reads `correct` and the verifier is missing, not plain, or that part itself."""
     plain = verifier and not (parts[verifier].asynchronous or parts[verifier].batched)
     for name, part in parts.items():
         if part.reads_correct and (name == verifier or not plain):
             raise BadInput(
-                f'{key}.verifier', verifier, f'must be a plain function, as {name} asks what is correct; choose one'
+                f'{key}.verifier',
+                verifier,
+                f'must be a plain function of one completion, since {name} reads its verdict; choose such a part',
             )
 
 
 def _bind_steps(path, source, bind):
-    """steps(completions, examples) of `source`, the reward that path names; raises BadInput where it has none."""
+    """The function steps(completions, examples) of the reward `source`; raises BadInput for one without steps."""
     if not hasattr(source, 'steps'):
         raise BadInput('reward.step_rewards', path, "has no steps(completion, example); use calculator, or ''")
     steps = bind(custom.name_of(path), source.steps)
@@ -453,7 +457,7 @@ def _bind_steps(path, source, bind):
 
 
 def _bind_shaping(options, max_tokens):
-    """The shaping by length with its options bound; raises BadInput for an unknown or impossible one."""
+    """The shaping by length with its options bound; raises BadInput for an unknown one and for one that cannot work."""
     name, shapings = options.length_shaping, {n: f for n, f in vars(length).items() if inspect.isfunction(f)}
     if name not in shapings:
         raise BadInput('reward.length_shaping', name, f"choose {', '.join(shapings)}, or ''")

@@ -9,7 +9,7 @@ from grpo_jax.expressions import ARITHMETIC, LONGEST, value_of
 
 # an expression with its value if one follows, or signs alone. The value is optional so that no text is scanned twice
 EQUATION = re.compile(r'([-+*/().]*\d[-+*/().\d]*)(?:=([-+]?\d+(?:\.\d+)?|[-+]?\.\d+))?|[-+*/().]+')
-GOES_ON = re.compile(r',\d{3}(?!\d)|[*/^]\d')  # after a value that is not all of its side: 24,000 or 2*5
+GOES_ON = re.compile(r',\d{3}(?!\d)|[*/^]\d')  # what follows a value that is read in part: 24 of 24,000, 2 of 2*5
 MOST = 1000  # equations of a completion that are looked at
 
 

@@ -8,7 +8,7 @@ from grpo_jax.ranges import Range
 from grpo_jax.rewards import calculator
 
 COLUMNS = ('numbers', 'target')  # of the data, which the reward reads
-READS_ANSWERS = False  # the gold answer, an expression, serves the self-test alone
+READS_ANSWERS = False  # the gold answer, an expression, is used in the self-test alone
 ALPHABET = re.compile(r'[-+*/() 0-9]+')
 
 
@@ -27,7 +27,7 @@ def reward(completion: str, example: Example, *, partial: Annotated[float, Range
 
 
 def extract(completion: str) -> str | None:
-    """The expression in the last <answer>...</answer>, else in the whole text, without spaces; None without one."""
+    """The expression, without spaces, in the last <answer>...</answer>, else in the whole text; None without one."""
     expression, value = calculator.read_answer(completion, ALPHABET)
     return None if value is None else expression.replace(' ', '')
 

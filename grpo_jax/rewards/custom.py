@@ -22,17 +22,17 @@ COUNTED = (RecursionError, MemoryError, TimeoutError)  # these fail one completi
 
 
 class RewardError(BadInput):
-    """An exception in a file of the user's rewards, or a result that is no reward.
+    """Raised for an exception in a user's reward, and for a result that is no reward.
 
-    Bad input at a run's first step. Later its status is AGAIN, since a service may have failed: launchers start the run
-    again.
+    At a run's first step the exit status is the one for bad input. Later it is AGAIN, since a service may have failed,
+    and launchers then start the run again.
     """
 
     AGAIN = 47
 
 
 class WrongResult(Exception):
-    """A function returned something that is no reward."""
+    """Raised for a result that is no reward, no answer or no list of steps."""
 
 
 def name_of(path: str) -> str:
@@ -73,7 +73,7 @@ def load_file(path: str, pool: Pool) -> SimpleNamespace:
 
 
 def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
-    """Computes a reward in a worker process.
+    """Computes a user's reward in a worker process, which calls this function.
 
     path: FILE.py:NAME as the user gave it; file: the file's absolute path; arguments: (completion, example).
     """
@@ -84,7 +84,7 @@ def run(path: str, file: str, arguments: tuple, options: dict) -> float | None:
 
 
 def _guard(function, check, path, file, kinds=(Exception, SystemExit)) -> Callable:
-    """Wraps a function: exceptions of these kinds become BadInput (see naming_line), and check converts the result.
+    """Wraps a function: exceptions of `kinds` become RewardError (see naming_line), and check converts the result.
 
     check: (result, arguments) -> result, which may raise WrongResult.
     """
@@ -106,9 +106,9 @@ def _guard(function, check, path, file, kinds=(Exception, SystemExit)) -> Callab
 
 
 def check_results(function: Callable, name: str) -> Callable:
-    """Wraps any part's function so that a result that is no reward raises BadInput, which names its first line.
+    """Wraps a part's function: a result that is no reward raises RewardError, which names the function's first line.
 
-    Exceptions of the function itself pass unchanged. name: what BadInput calls the part.
+    Exceptions of the function itself pass unchanged. name: of the part, for the message.
     """
     batched = 'completions' in inspect.signature(function).parameters
     code = getattr(inspect.unwrap(function), '__code__', None)
@@ -120,10 +120,10 @@ def check_results(function: Callable, name: str) -> Callable:
 def naming_line(
     path: str, file: str, function: Callable | None = None, kinds: Any = (Exception, SystemExit)
 ) -> Iterator[None]:
-    """Inside this context, an exception of these kinds becomes a RewardError that names the line.
+    """Inside this context, an exception of `kinds` becomes a RewardError that names the line of the user's file.
 
-    Exceptions in COUNTED pass unchanged. path: FILE.py:NAME as the user gave it; file: the file of the function;
-    function: its first line is named when no user's file is in the traceback.
+    Exceptions in COUNTED, and BadInput, pass unchanged. path: FILE.py:NAME as the user gave it; file: the file of the
+    function; function: its first line is named when no user's file is in the traceback.
     """
     try:
         yield
@@ -143,7 +143,7 @@ def naming_line(
 
 
 def _check_number(value, _) -> float | None:
-    """A reward as a float, or None; NaN passes. Raises WrongResult for an infinity, and for what is no real number."""
+    """A reward as a float, or None; NaN passes. Raises WrongResult for an infinity and for anything but a number."""
     if value is None:
         return None
     with contextlib.suppress(Exception):  # whatever a user's class raises
@@ -155,7 +155,7 @@ def _check_number(value, _) -> float | None:
 
 
 def _check_numbers(values, arguments) -> list[float | None]:
-    """The rewards as floats; WrongResult unless there is one for each completion, which are the first argument."""
+    """The rewards as floats or None; raises WrongResult unless there is one for each completion in arguments[0]."""
     count = len(arguments[0])
     with contextlib.suppress(TypeError):
         if len(values) == count and not isinstance(values, (str, bytes, Mapping, Set)):
@@ -164,16 +164,16 @@ def _check_numbers(values, arguments) -> list[float | None]:
 
 
 def _check_answer(answer, _) -> str | None:
-    """An extracted answer, unchanged; WrongResult for anything but text and None."""
+    """An extracted answer, unchanged; raises WrongResult for anything but text and None."""
     if answer is None or isinstance(answer, str):
         return answer
     raise WrongResult(f'returned {_describe(answer)}, and an answer is a text, or None where there is none')
 
 
 def _check_steps(steps, arguments) -> list:
-    """The (end, reward) pairs of one completion's steps, or a list of them for each completion.
+    """The pairs (end, reward) of one completion's steps, or a list of such pairs for each completion.
 
-    WrongResult for anything else. arguments: those that the function was called with, completions first.
+    Raises WrongResult for anything else. arguments: of the call that gave `steps`; completions are the first.
     """
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if not isinstance(arguments[0], str):
@@ -191,4 +191,4 @@ def _describe(value):
     return f'a {type(value).__name__}'
 
 
-_import_once = functools.cache(user_files.import_file)  # an edit changes no worker that goes on
+_import_once = functools.cache(user_files.import_file)  # a worker keeps the file as it first read it

@@ -1,6 +1,7 @@
-"""Before a run starts each reward is called once, and the verifier must pass the gold self-test.
+"""Checks the rewards before a run starts: each is called once, and the verifier must pass the gold self-test.
 
-It must accept gold answers there, and refuse changed ones. A service must agree with the user's labels, if there are.
+In the self-test the verifier must accept gold answers and refuse changed ones. A service must agree with the user's
+labelled rows, where its options name such a file.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ from grpo_jax.text import during, escape
 
 NUMBER = re.compile(r'(?:(?<![\d)}])[-+])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)')
 SHORT = 60  # characters; in a longer answer the last number alone may well be the answer
-MOST_AT_ONCE = 256  # examples that a verifier which takes completions together is called with
-MOST_ASKED = 20_000  # examples that another verifier judges: seconds, where all of a large set take minutes
-# examples that a thread gets at once, at most; and the least number of calls, so that all threads have work
+MOST_AT_ONCE = 256  # examples for a verifier that is asynchronous or takes all completions
+MOST_ASKED = 20_000  # examples for other verifiers: they take seconds, and all of a large set would take minutes
+# the most examples that a thread gets at once; and the least number of such blocks, so that all threads have work
 MOST_IN_CALL, LEAST_CALLS = 64, 256
 USUAL_WAYS = '\\boxed{{{}}}', 'The answer is {}.'
 SOLUTION = re.compile(r'####|\\boxed|\n')  # in a gold answer that is a whole solution
@@ -37,11 +38,11 @@ logger = logging.getLogger('grpo_jax')
 def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
     """Prints the share of examples that the verifier misjudges; raises BadInput when it exceeds reward.self_test.
 
-    An example is misjudged when the verifier refuses the gold answer, alone or in USUAL_WAYS, or accepts one of its
-    changed forms. The verifier's gold(example) makes these forms, and may raise BadInput; for a verifier without gold,
-    perturb makes them. Of more examples than MOST_ASKED, that many are judged; their ids choose which. A verifier that
-    is asynchronous, or takes all completions at once, judges at most MOST_AT_ONCE, evenly spaced. A source in
-    reward.by_source has its own verifier and its own share. Services with labels are tested too, see check_labels.
+    An example is misjudged when the verifier refuses the gold answer, alone or in USUAL_WAYS, or accepts a
+    changed form of it. The verifier's gold(example) makes these forms, and may raise BadInput; without it, perturb
+    makes them. At most MOST_ASKED examples are judged, chosen by their ids. A verifier that is asynchronous, or takes
+    all completions at once, judges at most MOST_AT_ONCE, evenly spaced. A source in reward.by_source has its own
+    verifier and its own share. Services with labels are tested too, see check_labels.
     """
     for functions, indices in reward_functions.divide(examples):
         _check_source(functions, [examples[i] for i in indices])
@@ -51,10 +52,11 @@ def check(reward_functions: RewardFunctions, examples: Sequence[Example]):
 
 
 def check_labels(reward_functions: RewardFunctions, name: str):
-    """Prints how a service agrees with labelled rows, and what its verdicts cost; raises BadInput below `agreement`.
+    """Prints the share of labelled rows with which a service agrees, and the cost of its verdicts.
 
-    A row of the file has prompt, completion, label (a number, true or false), and may have answer and columns. The
-    service agrees where its reward lies less than 0.5 from the label.
+    Raises BadInput when the share is below the service's option `agreement`, and for a malformed file. name: of the
+    part. A row of the file `labels` has prompt, completion, label (a number, true or false), and may have answer and
+    columns. The service agrees where its reward lies less than 0.5 from the label.
     """
     part, key = reward_functions.parts[name], f'reward.options.{name}'
     service, texts, examples, labels = part.function.keywords['service'], [], [], []
@@ -94,7 +96,7 @@ def check_labels(reward_functions: RewardFunctions, name: str):
 
 
 def _check_source(reward_functions, examples):
-    """Tests one verifier on its examples, as check says."""
+    """Runs the gold self-test of one source's verifier on the source's examples; see check."""
     verifier = reward_functions.verifier
     if not verifier:
         return
@@ -133,11 +135,11 @@ def _check_source(reward_functions, examples):
 
 
 def try_out(reward_functions: RewardFunctions, examples: Sequence[Example], stores: bool = True) -> RewardFunctions:
-    """Calls each reward once, as a run does, on the gold answer of an example; returns the rewards.
+    """Calls each reward once, as a run does, on the gold answer of an example; returns reward_functions.
 
-    stores: whether verdicts of services are stored from now on. Raises BadInput for each that fails or returns no
-    reward, and where an example lacks a column. One that runs out of time or memory is warned of. Reward models are not
-    called, since they would be loaded and compiled.
+    stores: whether verdicts of services are stored from now on. Raises BadInput for each reward that fails or returns
+    no reward, and where an example lacks a column. Warns of a reward that runs out of time or memory. Reward models are
+    not called, since they would be loaded and compiled.
     """
     reward_functions.resources.services.stores = stores
     check_parameters(reward_functions, examples)
@@ -150,7 +152,7 @@ def try_out(reward_functions: RewardFunctions, examples: Sequence[Example], stor
 
 
 def _try_part(functions, name, example):
-    """Calls a part, with the verifier where it reads its verdict."""
+    """Calls the part `name`, and the verifier if the part reads it, on a gold answer; raises BadInput if that fails."""
     read = functions.parts[name].reads_correct and functions.verifier
     parts = {other: part for other, part in functions.parts.items() if other in (name, read)}
     if parts[name].remote:
@@ -175,7 +177,7 @@ def _try_part(functions, name, example):
 
 
 def change_answer(example: Example) -> tuple[str, str]:
-    """(answer, changed answer): the last number is one higher; an answer without a number gets '+1' appended."""
+    """(answer, changed answer). The change makes the last number one higher, or appends '+1' where there is none."""
     text = example.answer
     last = re.search(r'\d{1,18}(?=\D*$)', text[-2000:])
     if not last:
@@ -185,10 +187,10 @@ def change_answer(example: Example) -> tuple[str, str]:
 
 
 def perturb(example: Example) -> tuple[str, ...]:
-    """(answer, wrong answers...): in the first wrong one, the last number is one higher (see change_answer).
+    """(answer, wrong answers...). The first wrong answer is the changed one of change_answer.
 
-    A number is also negated, and multiplied by ten. For another short answer, the last number alone is also a wrong
-    answer, since a naive verifier would read it: 2 for 1/2, and -5 for 1e-05.
+    For an answer that is one number, the number negated and the number times ten are wrong answers too. For another
+    short answer, the last number alone is wrong too, since a naive verifier would read it: 2 for 1/2, -5 for 1e-05.
     """
     text, higher = change_answer(example)
     changed = {higher: None}
@@ -206,7 +208,7 @@ def perturb(example: Example) -> tuple[str, ...]:
 
 
 def _misjudgements(reward_functions, part, examples, judging):
-    """For each example what the verifier misjudges, or ''. judging: the progress, which counts examples."""
+    """_misjudgement's text for each example, computed on threads. judging: the Activity that counts examples."""
     judge = functools.partial(_misjudgement, reward_functions, part)
     size = min(max(len(examples) // LEAST_CALLS, 1), MOST_IN_CALL)
     blocks = [examples[i : i + size] for i in range(0, len(examples), size)]
@@ -218,7 +220,7 @@ def _misjudgements(reward_functions, part, examples, judging):
 
 
 def _misjudgement(reward_functions, part, example):
-    """What the verifier misjudges in an example, or ''."""
+    """A text on the first completion of an example that the verifier misjudges; '' where it judges all rightly."""
     for completion, expected in _questions(reward_functions, example):
         value = call_part(reward_functions, part, completion, example, **part.tell(False, None)).value
         if reason := _verdict(reward_functions, value, completion, expected):
@@ -227,9 +229,9 @@ def _misjudgement(reward_functions, part, example):
 
 
 def _questions(reward_functions, example):
-    """The completions that the verifier is asked about, each as (text, whether it is right).
+    """The completions on which the verifier is tested for an example, as (text, whether the text is right).
 
-    A verifier with a strict form reads boxes, so it is also asked the gold answer as models give answers.
+    A verifier with a strict reading reads boxes, so the gold answer is also tested in USUAL_WAYS, as models write it.
     """
     right, *wrong = (reward_functions.gold or perturb)(example)
     ways = USUAL_WAYS if reward_functions.strict and not SOLUTION.search(right) else ()
@@ -255,9 +257,9 @@ def _misjudgements_at_once(reward_functions, part, examples, judging):
 
 
 def _verdict(reward_functions, value, completion, expected):
-    """'' when the verifier's value agrees with `expected` (bool: correct), else a text that says what it did.
+    """'' when the verifier's value agrees with `expected` (bool: correct), else a text on the misjudged completion.
 
-    Of an exception in scoring.FAILURES its text.
+    For an exception in scoring.FAILURES as the value, the text is the exception's.
     """
     if isinstance(value, Exception):
         return str(value) or type(value).__name__

@@ -1,4 +1,4 @@
-"""Rewards from a service of the user's: completions are posted with their example's columns, and rewards come back."""
+"""Rewards from a service of the user's, which gets completions with their examples' columns and returns rewards."""
 
 import functools
 from typing import Any
@@ -28,8 +28,8 @@ async def reward(
     """The service's reward for the completion; None where it answers null.
 
     A request is {"prompts": [...], "completions": [...], "answers": [...], "ids": [...]} with a list for each column of
-    the data, of up to `batch` completions; its answer is {"rewards": [...]}. price: of a completion. Others: as in
-    remote. Raises Refused for another answer.
+    the data, of up to `batch` completions; its answer is {"rewards": [...]}. price: the cost of a verdict; services,
+    workdir, step: as for remote.client and Client.ask. Raises Refused for another answer.
     """
     unpack = functools.partial(_unpack, price=price)
     client = remote.client(services, workdir, 'http', service, _pack, unpack, batch)
@@ -38,12 +38,12 @@ async def reward(
 
 
 def _pack(rows):
-    """The columns of rows, each with all names; None where a row lacks one."""
+    """The body of a request: {name: list of the rows' values}, with None where a row lacks the name."""
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 
 def _unpack(content: Any, count: int, price: float):
-    """The rewards in an answer, see remote.Unpack."""
+    """[(reward, or Refused for no number within 1e6; price), ...] of an answer; see remote.Unpack."""
     rewards = content.get('rewards') if isinstance(content, dict) else None
     if not isinstance(rewards, list) or len(rewards) != count:
         raise Refused(f'the answer has no list of {count} rewards')

@@ -1,4 +1,4 @@
-"""A language model as a judge: a rubric, asked over HTTP of a service of OpenAI's kind, like vLLM or llama.cpp."""
+"""A language model as a judge: it gets a rubric over HTTP, from a server with OpenAI's API like vLLM or llama.cpp."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ RUBRIC = (
     'Grade this solution from 0 to 10.\n\nProblem:\n{prompt}\n\nSolution:\n{completion}\n\n'
     'Answer with the number alone.'
 )
-TOKENS = ('prompt_tokens', 'completion_tokens')  # that were read, and written
+TOKENS = ('prompt_tokens', 'completion_tokens')  # fields of an answer's usage: tokens read, and tokens written
 NAME = re.compile(r'\{(\w+)\}')  # in a rubric
 MARKS = re.compile(r'[*_`#"\'$\[\]{}]|\\boxed')  # around a verdict
 # what the last line of an answer may be: Score: 7/10
@@ -32,7 +32,7 @@ Grade = Annotated[float, Range(least=-1e6, most=1e6)]
 
 
 class Judging(NamedTuple):
-    """What a judge is asked, and how its answer reads."""
+    """What a judge is asked, and how its answer is read."""
 
     rubric: str = RUBRIC  # the message, with {prompt}, {completion}, {answer} and columns of the data in their places
     system: str = ''  # the system message; '': none
@@ -88,9 +88,9 @@ async def reward(
 
 
 def fill(rubric: str, completion: str, example: Example) -> str:
-    """The rubric with texts in place of {prompt}, {completion}, {answer} and columns; a text's own {} stay.
+    """The rubric with texts in place of {prompt}, {completion}, {answer} and columns; braces in these texts stay.
 
-    Of a chat, {prompt} is all its messages. Raises BadInput for a name that the example lacks.
+    For a chat, {prompt} is all messages of the chat. Raises BadInput for a name that the example lacks.
     """
     prompt = '\n\n'.join(f'{m["role"]}: {m["content"]}' for m in example.messages) or example.prompt
     texts: dict[str, Any] = example.meta | {'prompt': prompt, 'completion': completion, 'answer': example.answer}
@@ -103,9 +103,9 @@ def fill(rubric: str, completion: str, example: Example) -> str:
 
 
 def read_verdict(answer: str, judging: Judging) -> float:
-    """The verdict in a judge's answer, behind its thinking, as a number in [0, 1].
+    """The verdict in a judge's answer, after its thinking, as a number in [0, 1].
 
-    Raises Refused where the last line is no verdict: a number somewhere in a sentence is none.
+    Raises Refused where the last line is no verdict; a number within a sentence is no verdict.
     """
     kind, low, high = judging.verdict, judging.low, judging.high
     text = answer.rpartition('</think>')[2].strip()
@@ -127,7 +127,7 @@ def read_verdict(answer: str, judging: Judging) -> float:
 
 
 def _unpack(content: Any, _: int, prices: tuple[float, float]):
-    """The text of a judge's answer, see remote.Unpack; prices: as of Judging."""
+    """[(text of a judge's answer or Refused, cost)], see remote.Unpack. prices: as in Judging."""
     usage = content.get('usage') if isinstance(content, dict) else None
     tokens = [usage.get(name) if isinstance(usage, dict) else 0 for name in TOKENS]
     cost = sum(n * price / 1e6 for n, price in zip(tokens, prices, strict=True) if isinstance(n, int) and 0 < n < 1e9)

@@ -18,7 +18,7 @@ READS_CORRECT = ('kimi', 'cosine', 'mean_scaled')  # these need a verifier; over
 def overlong(
     lengths: Int[np.ndarray, 'P G'], correct: Bool[np.ndarray, 'P G'], *, limit: int, margin: Count
 ) -> Float[np.ndarray, 'P G']:
-    """0 up to limit - margin, then a fall to -1 at the limit and beyond: DAPO (arXiv 2503.14476, eq. 13)."""
+    """0 for lengths up to limit - margin, falling to -1 at the limit and beyond: DAPO (arXiv 2503.14476, eq. 13)."""
     return np.clip((limit - margin - lengths) / margin, -1.0, 0.0)
 
 
@@ -37,9 +37,9 @@ def cosine(
 ) -> Float[np.ndarray, 'P G']:
     """last + (first - last) (1 + cos(pi n / limit)) / 2 - [correct] (arXiv 2502.03373, appendix C.1).
 
-    (first, last) are the values at length 0 and at `limit` or more: `right` for a correct completion, `wrong` for
-    another. In the paper the value replaces the reward of 1 for a correct completion; here it is added, so 1 is
-    subtracted. With length_shaping_weight 1 and the verifier's weight 1 the total equals the paper's.
+    (first, last) are the values at length 0 and at `limit` or more: the pair `right` for a correct completion, the pair
+    `wrong` for another. In the paper the value replaces the reward of 1 for a correct completion; here it is added, so
+    1 is subtracted. With length_shaping_weight 1 and the verifier's weight 1 the total equals the paper's.
     """
     first, last = (np.where(correct, *ends) for ends in zip(right, wrong, strict=True))
     return last + (first - last) * (1 + np.cos(np.pi * np.minimum(lengths / limit, 1))) / 2 - correct

@@ -33,9 +33,9 @@ SHORTEST = 64  # columns of the smallest of the compiled shapes, which are power
 
 
 class Source(NamedTuple):
-    """Where a reward model comes from, and how it computes."""
+    """A reward model's folder, and how its values are computed."""
 
-    folder: str  # or the name of a model that is downloaded already
+    folder: str  # of the model, or the name of one that is downloaded already
     dtype: Annotated[str, OneOf(('float32', 'bfloat16'))]  # of computation
     batch: Free[Count]  # rows at once
     device: Free[Natural]  # index among this process's devices
@@ -151,7 +151,7 @@ def encode_prompts(model: RewardModel, examples: Sequence[Example]) -> list[list
 
 
 def encode_completion(tokenizer: Any, completion: str) -> list[int]:
-    """Token ids of a completion with the eos token, at which the model's value is the completion's value.
+    """Token ids of a completion, ended by the eos token; the model's value at that token judges the completion.
 
     Raises BadInput for a tokenizer without eos token.
     """

@@ -34,9 +34,9 @@ def reward(
 def steps(
     completions: Sequence[str], examples: Sequence[Example], *, source: Source, models: dict, centred: bool
 ) -> list[list[tuple[int, float]]]:
-    """For each completion a list of (end in characters, probability p that the step is right).
+    """For each completion a list of (step's end in characters, probability p that the step is right).
 
-    centred: 2p - 1 instead of p. The list is empty for a text that is longer than the model's context.
+    centred: whether to give 2p - 1 instead of p. The list is empty for a text longer than the model's context.
     """
     model = load(models, source)
     prompts = encode_prompts(model, examples)

@@ -12,7 +12,7 @@ import re
 from grpo_jax.example import Example
 from grpo_jax.ranges import Count, Texts
 
-# by which a text takes back what it said; DeepSeek-R1 (arXiv 2501.12948, table 3) has the first aha
+# phrases of self-correction; a famous one is in DeepSeek-R1 (arXiv 2501.12948, table 3)
 CORRECTIONS = (
     *('actually', 'let me re-check', 'let me recheck', 'let me check again', 'let me correct'),
     *('this calculation seems wrong', "that's wrong", 'that is wrong', 'i made a mistake'),
@@ -22,7 +22,7 @@ CORRECTIONS = (
 def reward(completion: str, example: Example, *, correct: bool | None, phrases: Texts, cap: Count) -> float | None:
     """The number of occurrences of the phrases, at most cap, in a correct completion; 0.0 in a wrong one.
 
-    Phrases count as whole words, in any case. correct: the verifier's verdict; None gives None.
+    Phrases count as whole words, in any case. correct: the verifier's verdict; where it is None, so is the reward.
     """
     if correct is None:
         return None
@@ -32,7 +32,7 @@ def reward(completion: str, example: Example, *, correct: bool | None, phrases: 
 
 
 def measure(completion: str, example: Example, *, phrases: Texts, cap: Count) -> float:
-    """The number of occurrences, at most cap, whatever the verdict; it replaces reward where the part's weight is 0."""
+    """The number of occurrences of the phrases, at most cap, in any completion; called where the part's weight is 0."""
     return float(sum(1 for _ in itertools.islice(pattern(tuple(phrases)).finditer(completion), cap)))
 
 

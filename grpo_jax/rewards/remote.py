@@ -1,8 +1,8 @@
-"""Asks services over HTTP, as the parts judge and http do: many at once, again where that helps, each request once.
+"""Asks services over HTTP for the parts judge and http: many requests at once, and failed ones again.
 
-An answer is a function of its request, and is stored by the hash of the request. What the service says of a request
-(a status like 400, or an answer that cannot be read) is Refused, which counts against the completion. A service that
-is away says nothing of it: Outage, and the completion lacks the part.
+An answer is stored by the hash of its request, so that no equal request is sent twice. A refused request (a status like
+400) or an unreadable answer raises Refused, which counts against the completion. A service that cannot be reached
+raises Outage, and the completion lacks the part.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from grpo_jax.rewards.verdicts import Store
 
 VERDICTS, UNANSWERED = 'verdicts.jsonl', 'unanswered.jsonl'  # files in a workdir
 MOST_BYTES = 2**20  # of an answer
-GATHERING_SECONDS = 0.05  # that completions wait for others of their request
+GATHERING_SECONDS = 0.05  # for which a completion waits for others to share its request
 AGAIN = (408, 409, 425, 429)  # statuses after which a request is sent again; from 500 on all are
-OF_SETTINGS = (401, 402, 403, 404, 405, 407)  # statuses that say nothing of the completion
+OF_SETTINGS = (401, 402, 403, 404, 405, 407)  # statuses that show wrong settings, and say nothing of the completion
 
 
 class Service(NamedTuple):
-    """Where a service is, and what a run may ask of it."""
+    """Where a service is, and how much a run may ask it."""
 
     url: Free[str] = ''  # http or https, without a password
-    model: str = ''  # which of the service's models; in the store it names the service, '' leaves that to the url
+    model: str = ''  # the model to ask, which also names the service in the store; '': the url names it there
     # environment variable that holds the key, or a whole Authorization header; '': none
     key: Free[str] = ''
     at_once: Free[Count] = 64  # requests
@@ -42,13 +42,13 @@ class Service(NamedTuple):
     deadline: Free[Seconds] = 600.0  # seconds after which a completion lacks the part
     store: Free[str] = ''  # file of verdicts, which runs may share; '': verdicts.jsonl in the workdir
     most_calls: Free[Natural] = 0  # verdicts that the store may hold; 0: any number
-    most_cost: Free[NotNegative] = 0.0  # of the verdicts in the store together; 0: any
-    labels: Free[str] = ''  # JSONL of prompt, completion and label, which a run tests the service on; '': none
-    agreement: Free[Share] = 0.8  # share of these rows that it must judge as they are labelled
+    most_cost: Free[NotNegative] = 0.0  # of all verdicts in the store; 0: any cost
+    labels: Free[str] = ''  # JSONL of prompt, completion and label, for the service's self-test; '': none
+    agreement: Free[Share] = 0.8  # share of the labels with which the service must agree
 
 
 class Outage(RewardError):
-    """A service gave no answer to a request."""
+    """Raised where a service gave no answer to a request."""
 
 
 # (JSON of an answer, number of completions) -> [(what the store keeps of each, or Refused; its cost)]
@@ -58,7 +58,7 @@ Unpack = Callable[[Any, int], Sequence[tuple[Any, float]]]
 def check(name: str, service: Service) -> None:
     """Raises BadInput for options of the part `name` with which no request can be sent."""
     key, address = f'reward.options.{name}', service.url.partition('?')[0]
-    if '@' in address:  # the url stands in config.json and in messages
+    if '@' in address:  # the url is written to config.json and to messages
         raise BadInput(f'{key}.url', NO_VALUE, f'has a password; put it in a variable, which {key}.key names')
     with contextlib.suppress(ValueError):
         url = urlsplit(service.url)
@@ -66,10 +66,10 @@ def check(name: str, service: Service) -> None:
             address = ''
     if address or not service.url:
         raise BadInput(f'{key}.url', service.url, 'is no address of a service; give http://HOST:PORT/PATH')
-    if service.key and not service.key.isidentifier():  # it may be the key itself
+    if service.key and not service.key.isidentifier():  # the value may be the key itself, so the message leaves it out
         raise BadInput(f'{key}.key', NO_VALUE, 'is no name; name the variable of the environment that holds the key')
     if service.store and not os.path.isdir(os.path.dirname(os.path.abspath(service.store))):
-        raise BadInput(f'{key}.store', service.store, 'lies in no folder; make it')
+        raise BadInput(f'{key}.store', service.store, 'lies in a folder that does not exist; make the folder')
     if service.labels and not os.path.isfile(service.labels):
         raise BadInput(f'{key}.labels', service.labels, "is no file; give a JSONL of labelled rows, or ''")
 
@@ -77,7 +77,7 @@ def check(name: str, service: Service) -> None:
 def client(
     services: Services, workdir: str, name: str, service: Service, pack: Callable, unpack: Unpack, batch: int = 1
 ) -> 'Client':
-    """The Client of the part `name`, made at its first call and then kept in `services`.
+    """The Client of the part `name`, created by the first call and then kept in `services`.
 
     Raises BadInput where the environment lacks the service's key. Other arguments: as of Client.
     """
@@ -87,12 +87,12 @@ def client(
 
 
 class Question(NamedTuple):
-    """What a service is asked about a completion."""
+    """A completion that waits for the service's answer."""
 
     key: str  # hash of the request
-    row: dict[str, Any]
-    about: dict[str, Any]  # what the record tells besides
-    record: asyncio.Future
+    row: dict[str, Any]  # what the service is told of the completion
+    about: dict[str, Any]  # further fields of the record that is stored
+    record: asyncio.Future  # of the record, once the service has answered
 
 
 class Client:
@@ -101,16 +101,16 @@ class Client:
     def __init__(
         self, workdir: str, name: str, service: Service, pack: Callable, unpack: Unpack, batch: int, stores: bool
     ):
-        """name: of the part; pack: [what is said of a completion, ...] -> the body of a request; unpack: reads the
-        answer; batch: the most completions of a request; stores: as of Services.
+        """name: of the part; pack: `ask`'s rows -> the body of a request; unpack: reads the answer; batch: the most
+        completions of a request; stores: see Services.
         """
         self._name, self._service, self._pack, self._unpack, self._batch = name, service, pack, unpack, batch
         self._authorization = _read_key(name, service.key)
         self.store = Store(os.path.abspath(service.store or os.path.join(workdir, VERDICTS)), stores)
         self._unanswered = Store(os.path.join(os.path.abspath(workdir), UNANSWERED))
-        self._outages: dict[tuple[int, str], str] = {}  # (step, key) -> why, of steps that are not settled
+        self._outages: dict[tuple[int, str], str] = {}  # (step, key) -> the reason, until `settle`
         self._asked: dict[str, asyncio.Task] = {}  # key -> its request under way
-        self._gathered: list[Question] = []  # which wait for others of their request, until the timer ends
+        self._gathered: list[Question] = []  # completions of the next request, which is sent when the timer ends
         self._timer: Any = None
         self._tasks: set[asyncio.Task] = set()
         self._under_way = 0  # completions that wait for an answer
@@ -118,10 +118,10 @@ class Client:
         self.counts: Counter = Counter()  # calls, stored, retries, cost: since the last take_counts
 
     async def ask(self, row: dict[str, Any], about: dict[str, Any], step: int | None) -> Any:
-        """What the service answers on a completion, from the store where it has answered before.
+        """The service's answer on a completion; from the store where that has one.
 
-        row: what it is told of the completion, as JSON; about: what the record tells besides; step: of the run, None
-        outside of its steps. Raises Refused, Outage, and BadInput where the budget is spent.
+        row: what the service is told of the completion, a JSON object; about: further fields of the stored record;
+        step: of the run, None outside of steps. Raises Refused, Outage, and BadInput where the budget is spent.
         """
         named = self._service.model or self._service.url
         key = hashlib.sha256(json.dumps([self._name, named, row], sort_keys=True).encode()).hexdigest()[:32]
@@ -130,7 +130,7 @@ class Client:
             self.counts['stored'] += 1
         else:
             if step is not None and (missed := self._unanswered.get(f'{step} {key}')):
-                raise self._outage(missed['why'])  # as the step saw it before the run was killed
+                raise self._outage(missed['why'])  # as in this step before the run was killed
             if key not in self._asked:  # completions of a group may be equal
                 self._asked[key] = asyncio.ensure_future(self._fetch(key, row, about))
                 self._asked[key].add_done_callback(lambda _: self._asked.pop(key))
@@ -145,9 +145,9 @@ class Client:
         return record['answer']
 
     def settle(self, step: int) -> None:
-        """Writes down which requests had no answer until a step that learns from that: a resumed run sees the same.
+        """Records which requests of steps up to `step` had no answer, before the step learns without these verdicts.
 
-        Raises CannotWrite for an error of the disk.
+        A resumed run then raises the same Outages for them. Raises CannotWrite for an error of the disk.
         """
         for asked_at, key in [moment for moment in self._outages if moment[0] <= step]:
             self._unanswered.put(f'{asked_at} {key}', {'why': self._outages.pop((asked_at, key))})
@@ -158,16 +158,16 @@ class Client:
         return {name: counts[name] for name in ('calls', 'stored', 'retries', 'cost')}
 
     def _outage(self, why):
-        """The Outage of the service for a reason."""
+        """The Outage that names the service and the reason `why`."""
         return Outage(f'reward.options.{self._name}.url', self._service.url.partition('?')[0], why)
 
     def _spent(self, option, most):
-        """The BadInput for a budget that the verdicts in the store have used up."""
+        """The BadInput for a spent budget. option: most_calls or most_cost; most: its value."""
         remedy = f'is spent by the verdicts in {self.store.path}; raise it, and the same command goes on'
         return BadInput(f'reward.options.{self._name}.{option}', most, remedy)
 
     async def _fetch(self, key, row, about):
-        """The record of the service's answer on a completion, once it is stored; raises Outage and BadInput."""
+        """Puts a completion in the next request; returns the answer's stored record. Raises Outage and BadInput."""
         loop, most = asyncio.get_running_loop(), self._service.most_calls
         if most and self.store.count + self._under_way >= most:
             raise self._spent('most_calls', most)
@@ -183,19 +183,22 @@ class Client:
             self._under_way -= 1
 
     def _send_gathered(self):
-        """Sends the request of the completions that wait for it."""
+        """Sends one request for all gathered completions."""
         self._timer.cancel()
         questions, self._gathered = self._gathered, []
         until = asyncio.get_running_loop().time() + self._service.deadline
         self._keep(asyncio.ensure_future(self._exchange(questions, until)))
 
     def _keep(self, task):
-        """Holds a task until its end; the event loop does not."""
+        """Holds a reference to a task until the task ends, since the event loop holds none."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _exchange(self, questions, until):
-        """Sends one request about completions, and hands each its record, or why there is none. until: when it ends."""
+        """Sends one request for `questions`, and sets the record or the exception of each.
+
+        If several completions are refused together, each is asked alone. until: the loop's time of the deadline.
+        """
         try:
             async with asyncio.timeout_at(until), self._slots:
                 try:
@@ -206,7 +209,7 @@ class Client:
                     for question, answer in zip(questions, answers, strict=True):
                         question.record.set_result(self._store_answer(question, *answer))
                     return
-            # whose fault a refusal is shows when each is asked alone
+            # asked alone, each completion shows whether it is the refused one
             await asyncio.gather(*(self._exchange([question], until) for question in questions))
         except Exception as error:
             if isinstance(error, TimeoutError):
@@ -216,17 +219,17 @@ class Client:
                     question.record.set_exception(error)
 
     def _store_answer(self, question, answer, cost):
-        """The record of an answer, or of a Refused, once it is in the store."""
+        """Stores the record of an answer, or of a Refused, and returns it."""
         self.counts['cost'] += cost
         content = {'refused': str(answer)} if isinstance(answer, Refused) else {'answer': answer}
         record = {'service': self._service.model or self._name} | question.about | content | {'cost': cost}
         return self.store.put(question.key, record)
 
     async def _post(self, key, rows, until):
-        """What the service answers on completions, each with its cost; sends the request again where that helps.
+        """Sends a request, again after failures that may pass; returns (answer or Refused, cost) for each completion.
 
-        key: of the first completion, on which the pauses depend; until: when no answer is awaited any more. Raises
-        Refused, Outage, and BadInput where the budget is spent.
+        key: of the first completion, on which the pauses depend; rows: of the completions; until: the loop's time after
+        which nothing is sent again. Raises Refused, Outage, and BadInput where the budget is spent.
         """
         service, content = self._service, json.dumps(self._pack(rows)).encode()
         why, asked_pause = '', 0.0
@@ -259,9 +262,9 @@ class Client:
         raise self._outage(f'{why}; mend the service, and the same command goes on')
 
     async def _send(self, content):
-        """(status, seconds that the service wants to be left alone, text) of the answer to a request.
+        """(status, seconds of its Retry-After header, text) of the response to a request with the body `content`.
 
-        The text ends at MOST_BYTES, and has no key in it. Raises OSError where the connection fails.
+        The text ends after MOST_BYTES, and the service's key is masked. Raises OSError where the connection fails.
         """
         import httpx2  # takes a third of a second
 
@@ -281,13 +284,13 @@ class Client:
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise OSError(self._hide(f'cannot be asked ({type(error).__name__}: {error})')) from None
         if not {'content-length', 'transfer-encoding'} & {*response.headers} and not answer.rstrip().endswith(b'}'):
-            raise OSError('broke off its answer')  # nothing else would tell
-        asked = response.headers.get('Retry-After', '')  # a date is left to the run's own pauses
+            raise OSError('broke off its answer')  # without a length, only an unfinished text shows it
+        asked = response.headers.get('Retry-After', '')  # a date in the header is ignored
         text = self._hide(answer.decode(errors='replace'))
         return response.status_code, float(asked) if asked.isdecimal() else 0.0, text
 
     def _hide(self, text):
-        """A text without the service's key."""
+        """A text with *** in place of the service's key."""
         secret = self._authorization.rpartition(' ')[2]
         return text.replace(secret, '***') if secret else text
 
@@ -296,7 +299,7 @@ async def _close_at_end(session):
     """Closes a session's connections when the event loop cancels its tasks."""
     try:
         while True:
-            await asyncio.sleep(3600)  # the loop holds what waits for a timer, also when nobody holds the client
+            await asyncio.sleep(3600)  # a waiting task is kept by the loop even if the client is gone
     finally:
         await session.aclose()
 
@@ -311,7 +314,7 @@ def _read_key(name, variable):
 
 
 def _read_json(text):
-    """The value of a JSON text; raises Refused for another text, and for one that was cut."""
+    """The value of a JSON text; raises Refused for any other text, and for one of more than MOST_BYTES."""
     if len(text) > MOST_BYTES:
         raise Refused(f'the answer has more than {MOST_BYTES} bytes')
     try:
@@ -321,6 +324,6 @@ def _read_json(text):
 
 
 def _pause(key, attempt):
-    """Seconds before attempt number `attempt`, from 1: doubled each time, and spread by the request's key."""
+    """Seconds to wait before attempt `attempt`, from 1: doubled each time, times a factor in [0.5, 1.5] by the key."""
     spread = int(hashlib.sha256(f'{key} {attempt}'.encode()).hexdigest()[:8], 16) / 2**32
     return pause_before(attempt - 1) * (0.5 + spread)

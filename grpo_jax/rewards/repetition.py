@@ -7,8 +7,8 @@ from grpo_jax.ranges import Count
 def reward(completion: str, example: Example, *, n: Count) -> float:
     """-(1 - distinct n-grams / n-grams) over words in lower case, split at white space; 0.0 with fewer than n words.
 
-    arXiv 2502.03373, appendix C.2, penalizes single tokens; here the whole completion has one penalty. Text without
-    spaces is a single word.
+    In arXiv 2502.03373, appendix C.2, single tokens are penalized; here the whole completion gets one penalty. Text
+    without spaces is a single word.
     """
     words = completion.lower().split()
     if len(words) < n:

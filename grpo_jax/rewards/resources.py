@@ -1,4 +1,4 @@
-"""What the rewards of a run share, and what ends with them: threads, processes, jails, reward models, an event loop."""
+"""What the rewards of a run share until the run ends: threads, processes, jails, reward models, an event loop."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -9,13 +9,13 @@ import weakref
 
 from grpo_jax.workers import Pool, Sandbox
 
-LEAVE_SECONDS = 5  # that the coroutines have to end
+LEAVE_SECONDS = 5  # for coroutines to end in, when the event loop closes
 
 
 class EventLoop:
     """An asyncio event loop on its own thread, which starts at the first submit.
 
-    It ends with close, and when the EventLoop is collected.
+    The thread ends with close, or when the EventLoop is garbage-collected.
     """
 
     def __init__(self):
@@ -24,7 +24,7 @@ class EventLoop:
         self._thread: Any = None
 
     def submit(self, coroutine: Coroutine) -> concurrent.futures.Future:
-        """Starts a coroutine on the loop and returns its future."""
+        """Starts a coroutine on the loop, and returns the future of the coroutine's result."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -67,9 +67,9 @@ def _stop_loop(loop):
 
 
 class Services(dict):
-    """Clients of services by the part that asks them, see rewards.remote.client."""
+    """The clients of services, {name of a part: its remote.Client}; the function remote.client adds them."""
 
-    stores = True  # whether their verdicts are stored; else they are known until the clients are gone
+    stores = True  # whether clients write verdicts to a file; else they keep them in memory
 
 
 class Resources:

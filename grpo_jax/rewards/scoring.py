@@ -1,7 +1,7 @@
 """Judges completions as they finish, on threads while the device decodes, and adds up the parts of their rewards.
 
-A part of the user's that raises an exception is called again. If it raises one every time, it is bad input at the first
-step of a run. Later it may be a service that fails, and some completions may lack this part of their reward.
+A user's part that raises an exception is called again. If each call raises one, the first step of a run ends with bad
+input. In later steps some completions may lack the part, since a service may have failed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from grpo_jax.workers import Died, Expired
 
 
 class Refused(Exception):
-    """A service refused a request, or gave an answer that is no verdict."""
+    """Raised where a service refused a request, or gave an answer that is no verdict."""
 
 
 # exceptions that count against a completion, and what they count as
@@ -43,16 +43,17 @@ class Rewards(NamedTuple):
     rewards: np.ndarray  # f64[B] the weighted sums of parts; NaN: unscorable, a part with a weight could not tell
     correct: np.ndarray  # f64[B] the verifier's verdict: 1 right, 0 wrong; NaN: it cannot tell, or there is none
     parts: dict  # name -> f64[B]
-    # 'expired', 'died', 'missing' -> bool[B]: some part ran out of time, ran out of memory, or raised exceptions only
+    # 'expired', 'died', 'refused', 'missing' -> bool[B]: some part ran out of time, ran out of memory, was refused by
+    # its service (only where a part has one), or raised an exception in each call
     failures: dict
     retried: Any = ()  # bool[B]: some part was called more than once
     errors: Any = ()  # str objects [B]: the last exception of a part that is missing; '' where none is
-    learned: Any = ()  # f64[B]: the rewards with shaping by length, from which a step learns; () where nobody learns
+    learned: Any = ()  # f64[B]: the rewards with shaping by length, from which a step learns; () outside of training
     step_rewards: Any = ()  # f64[B, C]: the rewards of steps that were learned from, NaN elsewhere; () without
 
 
 class Outcome(NamedTuple):
-    """What a part gave for a completion."""
+    """The result of a part's calls for a completion, or for all of them."""
 
     value: Any  # a number, None, or an exception in FAILURES; of a part that takes all completions, a list of numbers
     retried: bool  # whether the part was called more than once
@@ -78,7 +79,7 @@ class RewardStream:
         self._reward_functions, self._tokenizer, self._stop_tokens = reward_functions, tokenizer, stop_tokens
         self._examples, self._group_size = examples, group_size
         self._rows = {}  # row -> (future, truncated)
-        self.seconds = self.waited = 0.0  # of judging, summed over threads, and in results; set by results
+        self.seconds = self.waited = 0.0  # of judging, summed over threads; of waiting in `results`, which sets both
 
     def add(self, row: int | np.integer, tokens: Sequence | np.ndarray, truncated: bool | np.generic):
         """Begins to judge a row's completion: its token ids, and whether the budget ended before a stop token."""
@@ -92,7 +93,7 @@ class RewardStream:
         return sorted(self._rows)
 
     def results(self) -> Rewards:
-        """Waits for the judges; returns the Rewards of the added rows in rising order of row, and sets the times."""
+        """Waits for all parts; returns the Rewards of the added rows in rising order, and sets seconds and waited."""
         order, asked = self.rows, time.monotonic()
         started = [self._rows[row][0].result() for row in order]
         texts, lengths, values, seconds = zip(*started, strict=True) if started else ((), (), (), ())
@@ -107,7 +108,7 @@ class RewardStream:
         return self._examples[row // self._group_size]
 
     def _begin(self, example, tokens, truncated):
-        """(text, number of tokens, outcomes as of _begin_parts, seconds of judging) of a completion."""
+        """Decodes and judges a completion: (text, number of tokens, outcomes of _begin_parts, seconds of judging)."""
         text, began = completion_text(self._tokenizer, tokens, self._stop_tokens), time.monotonic()
         values = _begin_parts(self._reward_functions, text, example, truncated)
         return text, len(tokens), values, time.monotonic() - began
@@ -131,19 +132,19 @@ def compute_rewards(
 
 
 def _repeat(examples, rows):
-    """The example of each row."""
+    """The example of each of `rows` rows; an example has equally many neighbouring rows."""
     return [examples[row // (rows // len(examples))] for row in range(rows)]
 
 
 def _begin_parts(reward_functions, text, example, truncated):
-    """Calls the parts that take one completion: name -> an Outcome, or the future of one."""
+    """Calls the parts that take one completion; returns {name: Outcome, or the future of an asynchronous part's}."""
     functions = reward_functions.of(example)
     outcomes, verifier = {}, functions.verifier
     # the verifier first, since others may read its verdict
     for name, part in sorted(functions.parts.items(), key=lambda item: item[0] != verifier):
         if part.batched:
             continue
-        known = part.tell(truncated, reward_functions.step)  # of all sources
+        known = part.tell(truncated, reward_functions.step)  # a source's own functions have no step
         if part.reads_correct:
             known['correct'] = _is_correct(functions, outcomes[verifier].value)
         call = _submit if part.asynchronous else call_part
@@ -152,9 +153,10 @@ def _begin_parts(reward_functions, text, example, truncated):
 
 
 def call_part(reward_functions: RewardFunctions, part: Part, *arguments: Any, **known: Any) -> Outcome:
-    """Calls a part that is not asynchronous, and after an exception again, as _after_exception says.
+    """Calls a part that is not asynchronous until it gives an Outcome; _after_exception says what is called again.
 
-    arguments: a completion and its example, or lists of all; known: `correct` and `truncated`, where the part reads it.
+    arguments: a completion and its example, or lists of all; known: `correct`, `truncated` and `step`, each where the
+    part reads it. Raises an exception that the run does not tolerate.
     """
     retry = 0
     while True:
@@ -169,12 +171,12 @@ def call_part(reward_functions: RewardFunctions, part: Part, *arguments: Any, **
 
 
 def _submit(reward_functions, part, *arguments, **known):
-    """The future of an asynchronous part's Outcome, as of call_part; a call for one completion has a deadline."""
+    """The future of an asynchronous part's Outcome. A call for one completion ends at reward.deadline."""
 
     async def call():
         retry = 0
         while True:
-            # a service has a deadline of its own, which counts against no completion
+            # a service has its own deadline, after which the completion lacks the part
             limit = asyncio.timeout(None if part.batched or part.remote else reward_functions.options.deadline)
             try:
                 async with limit:
@@ -191,13 +193,14 @@ def _submit(reward_functions, part, *arguments, **known):
 
 
 def _after_exception(reward_functions, part, retry, error):
-    """What an exception in call number `retry`, from 0, of a part leads to: an Outcome, or None for another call.
+    """The Outcome after an exception in call number `retry`, from 0, of a part; None where the part is called again.
 
-    A part of the user's is called again, reward.retries times, unless the completion itself makes it fail. A service
-    was asked again already. Raises the exception where it counts against no completion and none may lack a part.
+    A user's part is called again up to reward.retries times for an exception that may pass: a TimeoutError, or one that
+    FAILURES lacks. A service's client has asked again already. After that an exception that FAILURES lacks is
+    raised, unless the part is the user's or a service's and may be lacking (RewardFunctions.tolerant).
     """
     counted = isinstance(error, tuple(FAILURES))
-    passing = not counted or isinstance(error, TimeoutError)  # which a judge raises when its service is slow
+    passing = not counted or isinstance(error, TimeoutError)  # a user's function raises it when its service is slow
     if part.own and passing and retry < reward_functions.options.retries:
         return None
     if counted:
@@ -208,7 +211,7 @@ def _after_exception(reward_functions, part, retry, error):
 
 
 def pause_before(retry: int) -> float:
-    """Seconds before the next call, after call number `retry`, from 0."""
+    """Seconds to wait after failed call number `retry`, from 0, before the next call; they double each time."""
     return min(FIRST_PAUSE * 2.0**retry, LONGEST_PAUSE)
 
 
@@ -221,7 +224,7 @@ def judge_at_once(
 ) -> list[Outcome]:
     """Calls a part that is asynchronous or takes all completions; returns an Outcome for each text.
 
-    examples, truncated: of each text.
+    examples, truncated: one for each text.
     """
     if not part.batched:
         rows = zip(texts, examples, truncated, strict=True)
@@ -289,13 +292,13 @@ def _add_up(reward_functions, examples, columns, started):
 
 
 def _describe(error):
-    """The type and the text of an exception, in a line; of a RewardError what it says of the file."""
+    """An exception in one line of at most LONGEST characters: type and text, or a RewardError's remedy alone."""
     text = str(error.args[2]) if isinstance(error, RewardError) else f'{type(error).__name__}: {error}'
     return escape(' '.join(text.split())[:LONGEST])
 
 
 def lacks_too_much(reward_functions: RewardFunctions, rewarded: Rewards) -> bool:
-    """Whether the share of completions that lack a part, which raised exceptions only, is above reward.most_missing."""
+    """Whether the share of completions that lack a part for its exceptions is above reward.most_missing."""
     return bool(rewarded.failures['missing'].mean() > reward_functions.options.most_missing)
 
 
@@ -303,7 +306,7 @@ def check_missing(reward_functions: RewardFunctions, step: int, rewarded: Reward
     """Warns of completions of a step that lack a part whose calls all raised exceptions.
 
     Raises RewardsMissing when their share is above reward.most_missing. Else the step learns without these parts, and
-    what services did not answer is written down for a run that is resumed.
+    the requests that services did not answer are recorded, so that a resumed run leaves out the same parts.
     """
     missing, most = rewarded.failures['missing'], reward_functions.options.most_missing
     if missing.any():
@@ -319,7 +322,7 @@ def check_missing(reward_functions: RewardFunctions, step: int, rewarded: Reward
 
 
 def service_counts(reward_functions: RewardFunctions) -> dict[str, float]:
-    """{part/name: number} of calls, stored verdicts, retries and cost since the last call; {} without a service."""
+    """{part/name: number} with each service's calls, stored, retries and cost since the last call; {} without any."""
     counts = {}
     for name, part in reward_functions.every_part.items():
         if part.remote:
@@ -329,7 +332,7 @@ def service_counts(reward_functions: RewardFunctions) -> dict[str, float]:
 
 
 def shape_rewards(reward_functions: RewardFunctions, rewarded: Rewards, grouping: Grouping) -> Float[np.ndarray, 'P G']:
-    """The rewards plus the weighted shaping by length, if the config has one; NaN where a group has no completion."""
+    """The rewards plus the weighted shaping by length, if the config has one; NaN in cells without a completion."""
     shaped = rewarded.rewards.copy()
     if reward_functions.shaping:
         weight = reward_functions.options.length_shaping_weight
@@ -343,8 +346,8 @@ def list_terms(
 ) -> dict[str, tuple[float, float]]:
     """{name: (value, weight)} of the terms whose weighted sum is the reward of a row's completion of an example.
 
-    They are the parts of the example's source, truncated_reward where the budget ended the completion, and the shaping
-    by length. What is in the reward beside these is the term `other`. A part of weight 0 only measures.
+    Terms are the parts of the example's source, truncated_reward where the budget ended the completion, and the shaping
+    by length. The rest of the reward, if any, is the term `other`. A part of weight 0 is listed and adds nothing.
     """
     options, parts = reward_functions.options, reward_functions.of(example).parts
     terms = {name: (float(rewarded.parts[name][row]), float(part.weight)) for name, part in parts.items()}
@@ -368,11 +371,11 @@ def advantage_inputs(
     tokenizer: Any,
     grouping: Grouping,
 ) -> dict[str, Any]:
-    """The inputs, by name, that an advantage may read beside the total rewards; lazy ones are functions.
+    """{name: array, or function () -> array where that takes time} that an advantage may read beside total rewards.
 
     examples: one for each equal block of rows; rewarded: the Rewards of the rows; shaped: total rewards with shaping;
-    fetch_tokens() -> (rollout.tokens, rollout.completion_mask) on the host. Arrays are f64, and NaN where a group has
-    no completion: correct [P, G], part_weights [parts], parts [parts, P, G], step_rewards [P, G, C].
+    fetch_tokens() -> (rollout.tokens, rollout.completion_mask) on the host. Arrays are f64, and NaN in cells without a
+    completion: correct [P, G], part_weights [parts], parts [parts, P, G], step_rewards [P, G, C].
     """
     parts = reward_functions.every_part.values()
     reward_steps: Any = reward_functions.steps
@@ -380,7 +383,7 @@ def advantage_inputs(
     def stack_parts():
         return np.stack([grouping.spread(part, np.nan) for part in rewarded.parts.values()])
 
-    @functools.cache  # the advantage reads them, and then the dump
+    @functools.cache  # the advantage reads them, and then the dump of rollouts
     def compute_step_rewards():
         tokens, mask = fetch_tokens()
         steps = reward_steps(list(rewarded.texts), _repeat(examples, len(rewarded.texts)))

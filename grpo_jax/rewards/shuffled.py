@@ -1,4 +1,4 @@
-"""A control that knows how hard a prompt is and nothing else: numeric's rewards, permuted within each prompt.
+"""A control that tells how hard a prompt is and nothing else: numeric's rewards, permuted within each prompt.
 
 A group's rewards keep their mean and standard deviation, so the same groups are dead. Chance decides which completion
 gets which reward.

@@ -47,10 +47,10 @@ def export(
 ) -> None:
     """Writes a checkpoint's policy, with a model card, as a Hugging Face folder.
 
-    out: a new folder; dtype: 'float32' or 'bfloat16'; trust: the code files that the run's config names may run;
-    adapter: write the adapters alone, as a peft folder, in place of merged weights; push: ORG/NAME on the hub to upload
-    the folder to; step: of the checkpoint, in place of the newest. Raises BadInput before anything is written when
-    this cannot work, the upload included.
+    out: a new folder; dtype: 'float32' or 'bfloat16'; trust: whether code files that the run's config names may run;
+    adapter: whether to write the adapters alone, as a peft folder, instead of merged weights; push: ORG/NAME on the hub
+    to which the folder is uploaded, '' for none; step: of the checkpoint, None for the newest. Raises BadInput, before
+    anything is written, when the export or the upload cannot work.
     """
     if os.path.exists(out):
         raise BadInput('--out', out, 'exists, and nothing is overwritten; name a new folder')
@@ -79,7 +79,7 @@ def export(
             trained, _ = lora.split(policy)
             base = base_model(run.settings.recorded) or os.path.abspath(
                 model.path
-            )  # a relative path holds in one folder
+            )  # the path may be read in another folder
             peft.save_adapters(temporary, trained, model_config, model.lora, base, DTYPES[dtype])
         else:
             params = jax.device_get({**policy, 'layers': lora.merge(policy['layers'])})
@@ -91,7 +91,7 @@ def export(
 
 
 def check_whole(out: str, workdir: str, steps: int) -> None:
-    """Raises BadInput when `out` was exported, and the run in workdir would still go on to `steps` steps."""
+    """Raises BadInput when the run in workdir would train on to `steps` steps, and `out` has an earlier policy."""
     done = max(checkpoint.steps(workdir), default=0)
     if os.path.exists(out) and done < steps:
         remedy = f'{out} is the policy of step {done}, from which later runs began; use {done}, or name a new --workdir'
@@ -101,7 +101,7 @@ def check_whole(out: str, workdir: str, steps: int) -> None:
 def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = False) -> None:
     """Writes README.md, the card of a run's policy, into a model folder.
 
-    workdir, step: the run and the policy's step; name: of the model; adapter: the folder has adapters alone, for peft.
+    workdir, step: the run and the policy's step; name: of the model; adapter: whether the folder has adapters alone.
     The card shows only the last part of paths on this machine, and leaves out files of the run that are absent or
     damaged.
     """
@@ -113,7 +113,7 @@ def write_card(folder: str, workdir: str, step: int, name: str, adapter: bool = 
     evaluation = as_object(_read_json(workdir, 'evaluation.json'))
     environments = _read_json(workdir, steering.ENVIRONMENT)
     environment = as_object(environments[-1]) if isinstance(environments, list) and environments else {}
-    rows = _evaluations_until(workdir, step)  # none in supervised training; a run has one before its first step
+    rows = _evaluations_until(workdir, step)  # none in supervised training; GRPO evaluates before the first step
     base, model = base_model(config), as_object(config.get('model'))
     random = 'random weights' if model.get('random_init') else 'a model of a folder'
     head = ModelCardData(
@@ -161,7 +161,7 @@ def _read_json(workdir, name) -> Any:
 
 
 def _evaluations_until(workdir, step):
-    """The rows of evaluations.jsonl up to `step`."""
+    """The rows of a run's evaluations.jsonl up to `step`; [] without the file."""
     rows = []
     with contextlib.suppress(OSError), open(os.path.join(workdir, 'evaluations.jsonl'), encoding='utf8') as lines:
         for line in lines:
@@ -181,7 +181,7 @@ def base_model(config: Mapping[str, Any]) -> str:
 
 
 def _curve_table(rows) -> str:
-    """The Markdown table of at most MOST_ROWS evaluations by step; '' without any of FIGURES."""
+    """The Markdown table of evaluations: a row for each of at most MOST_ROWS steps; '' without any of FIGURES."""
     names = [name for name in dict.fromkeys(key for row in rows for key in row) if FIGURES.fullmatch(name)]
     kept = rows if len(rows) <= MOST_ROWS else [*rows[:: -(-len(rows) // (MOST_ROWS - 1))], rows[-1]]
     cells = [[row.get('step'), *(row.get(name) for name in names)] for row in kept]
@@ -204,19 +204,19 @@ def _settings_table(config) -> str:
 
 
 def _table(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table in Markdown; names: its headings."""
+    """The Markdown table with these headings and rows of cells."""
     names = list(names)
     lines = [f'| {" | ".join(names)} |', '|---' * len(names) + '|']
     return '\n'.join([*lines, *(f'| {" | ".join(map(_as_code, row))} |' for row in rows)])
 
 
 def _name_values(values):
-    """The texts 'name value', without empty values."""
+    """A list of texts 'name value', one for each item of a dict; empty values are left out."""
     return [f'{name} {_as_code(value)}' for name, value in values.items() if value]
 
 
 def _as_code(value):
-    """A value as Markdown code, so that Markdown in it has no effect; numbers to four digits."""
+    """A value as Markdown code, in which Markdown has no effect; floats to four digits; '' for None."""
     if value is None:
         return ''
     if isinstance(value, float):
@@ -227,7 +227,7 @@ def _as_code(value):
 
 
 def _cut_folders(value):
-    """The value with absolute paths, and paths from ~, cut to their last part."""
+    """The value, with each absolute path and path from ~ in it cut to its last part."""
     if isinstance(value, str):
         return os.path.basename(os.path.normpath(value)) if re.match(r'[/~\\]|[A-Za-z]:\\', value) else value
     if isinstance(value, dict):

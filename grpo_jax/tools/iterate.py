@@ -1,8 +1,7 @@
-"""Trains reward model and policy in turn: iterative GRPO.
+"""Trains a reward model and a policy in turn: iterative GRPO, DeepSeekMath (arXiv 2402.03300), algorithm 1.
 
-DeepSeekMath (arXiv 2402.03300), algorithm 1. An iteration trains the reward model on the newest completions and a share
-of older ones. Then it trains the policy against this reward model. Both go on from the last iteration, whose policy is
-the reference.
+An iteration trains the reward model on the newest completions and a share of older ones. Then it trains the policy
+against this reward model. Both start from the models of the last iteration, whose policy is also the reference.
 
 Examples:
     python -m grpo_jax iterate --config=arithmetic_iterative --workdir=runs/x --labelled=runs/policy/rollouts
@@ -30,11 +29,12 @@ from grpo_jax.tools import export
 
 @owns_workdir
 def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[str, Any]]:
-    """Trains the iterations that are not done yet. Returns a dict for each iteration.
+    """Trains the iterations that are not done yet, and returns a dict of results for each iteration.
 
-    The dict has the reward model's evaluation.json, and in 'policy' the policy's last evaluation. labelled: a folder of
-    rollouts (jsonl) that reward.verifier judged; the first reward model learns from them, and starts from model.path.
-    Iteration i is in workdir/<i>/reward_model and workdir/<i>/policy.
+    The dict is the reward model's evaluation.json, with the policy's last evaluation as 'policy'. labelled: a folder of
+    rollouts (jsonl) that reward.verifier judged, for the first reward model, which starts from model.path. Iteration i
+    is in workdir/<i>/reward_model, workdir/<i>/policy and, as a Hugging Face folder, workdir/<i>/exported. Raises
+    BadInput as `check` does.
     """
     check(config, iterations)
     rollouts, reward_folder, policy = [labelled], config.model.path, config.model.path
@@ -49,13 +49,13 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
         learning = policy_config(config, i, policy, reward_folder)
         if not train.is_finished(learning, folders['policy']):
             export.check_whole(folders['exported'], folders['policy'], config.steps)
-            if i:  # every iteration reads the same versions of the data
+            if i:  # every iteration reads the data's version that the first one read
                 record_origins(folders['policy'], recorded_origins(os.path.join(workdir, '0', 'policy')))
             train.run(learning, folders['policy'])
         _check_rollouts(folders['policy'], config.steps)
         policy = folders['exported']
         if not os.path.exists(policy):
-            export.export(folders['policy'], policy, 'float32', trust=True)  # code of this very config
+            export.export(folders['policy'], policy, 'float32', trust=True)  # the code is of the config given here
         processes.exchange(f'the policy of iteration {i}', '')
         rollouts.append(os.path.join(folders['policy'], 'rollouts'))
         results.append(
@@ -66,7 +66,7 @@ def run(config: Any, workdir: str, iterations: int, labelled: str) -> list[dict[
 
 
 def check(config: Any, iterations: int) -> None:
-    """Raises BadInput for a config that cannot be iterated."""
+    """Raises BadInput for a config with which `run` cannot work."""
     if iterations < 1:
         raise BadInput('--iterations', iterations, 'must be at least 1; raise it')
     if config.data.epochs:
@@ -97,8 +97,8 @@ def check(config: Any, iterations: int) -> None:
 def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str]) -> Any:
     """Returns the config of iteration i's reward model.
 
-    folder: the model that it starts from; rollouts: folders of completions. It learns from the last of them, and from
-    the earlier ones with the share reward_model.replay.
+    folder: the model that it starts from; rollouts: folders of completions, the newest last. Older ones together have
+    the share reward_model.replay of the training data, and the newest has the rest.
     """
     changed, replay, older = _iteration_config(config, i, folder), config.reward_model.replay, len(rollouts) - 1
     weights = [replay / max(older, 1)] * older + [1 - replay if older else 1.0]
@@ -119,7 +119,7 @@ def reward_model_config(config: Any, i: int, folder: str, rollouts: Sequence[str
 
 
 def policy_config(config: Any, i: int, folder: str, reward_folder: str) -> Any:
-    """Returns the config of iteration i's policy, which starts from `folder` and learns from a reward model."""
+    """Returns iteration i's policy config. folder: of the model to start from; reward_folder: of the reward model."""
     changed = _iteration_config(config, i, folder)
     changed.supervised.updates = 0  # the config's updates are the reward model's
     changed.reward.options.model.folder = reward_folder
@@ -130,14 +130,14 @@ def policy_config(config: Any, i: int, folder: str, reward_folder: str) -> Any:
 
 
 def _iteration_config(config, i, folder):
-    """A copy of the config for iteration i, with its own seed, that starts from the model in `folder`."""
+    """A copy of the config with iteration i's seed, and with the model in `folder` as the start."""
     changed = copy.deepcopy(config)
     changed.seed, changed.model.path = config.seed + i, folder
     return changed
 
 
 def _check_rollouts(workdir, steps):
-    """Raises BadInput when a policy's run did not write all rollouts, which the next reward model learns from."""
+    """Raises BadInput when a policy's run lacks rollouts of a step, since the next reward model learns from them."""
     folder = os.path.join(workdir, 'rollouts')
     count = len([name for name in os.listdir(folder) if name.endswith('.jsonl')]) if os.path.isdir(folder) else 0
     if count < steps:
@@ -149,7 +149,7 @@ def _check_rollouts(workdir, steps):
 
 
 def print_iterations(results: Sequence[dict[str, Any]]) -> None:
-    """Prints a table with a row for each iteration."""
+    """Prints a table with a row for each iteration. results: of `run`."""
     headings = [
         'iteration',
         'reward model:\npairs right',

@@ -1,4 +1,4 @@
-"""Helpers of the notebooks: a check of the machine, a live plot, coloured tokens, and the report in a frame."""
+"""Helpers for notebooks: a check of the machine, a live plot, coloured tokens, and the report in a frame."""
 
 from collections.abc import Callable, Mapping, Sequence
 import html
@@ -35,23 +35,24 @@ GENERATIONS = {
 
 
 def topology(kind: str, count: int) -> str:
-    """Returns preflight's name of a slice, like 'v5e:2x4', from device kind and number of chips; '' when unknown."""
+    """Returns preflight's name of a TPU slice, like 'v5e:2x4', from device kind and number of chips; else ''."""
     generation = next((name for text, name in GENERATIONS.items() if text in kind and 'TPU' in kind), '')
     sides = topologies.SIDES.get(generation, {}).get(count, '')
     return f'{generation}:{sides}' if sides else ''
 
 
 def gpu_topology(devices: Sequence[Any]) -> str:
-    """Returns preflight's name of jax's GPU devices, like 'gpu:a100-40' or, for other cards, 'gpu:23.6' by its GiB."""
+    """Returns preflight's name of jax's GPU devices, like 'gpu:a100-40', or by their GiB, like 'gpu:23.6'."""
     stats = devices[0].memory_stats() or {}
     memory = stats.get('bytes_limit', 0) / topologies.taken()
     return topologies.name_gpus(devices[0].device_kind, len(devices), memory)
 
 
 def check_machine(experiment: str, settings: Mapping[str, Any] | None = None) -> str:
-    """Prints the machine's devices, and on TPUs and GPUs whether the experiment fits. Returns 'tpu', 'gpu' or 'cpu'.
+    """Prints the machine's devices, and for TPUs and GPUs preflight's verdict on an experiment.
 
-    experiment: NAME[:PRESET], as in --config; settings: values of its config by dotted key.
+    Returns 'tpu', 'gpu' or 'cpu'. experiment: NAME[:PRESET], as in --config; settings: changes of its config, by
+    dotted key.
     """
     devices = jax.devices()
     kind, count = devices[0].device_kind, len(devices)
@@ -66,13 +67,13 @@ def check_machine(experiment: str, settings: Mapping[str, Any] | None = None) ->
 
 
 def preflight_command(experiment: str, slice_name: str, settings: Mapping[str, Any] | None = None) -> list[str]:
-    """Returns the arguments of `python -m` with which preflight checks an experiment on a slice."""
+    """Returns the arguments of `python -m` with which preflight checks an experiment; settings: as in check_machine."""
     changes = [f'--config.{name}={value}' for name, value in (settings or {}).items()]
     return ['grpo_jax', 'preflight', f'--config={experiment}', f'--topology={slice_name}', *changes]
 
 
 def preflight(experiment: str, slice_name: str, settings: Mapping[str, Any] | None = None) -> tuple[int, str]:
-    """Runs preflight in a child process. Returns (exit status, its output or the last line of its error)."""
+    """Runs preflight in a child process. Returns (exit status, text): the output, or the last line of the error."""
     command = [sys.executable, '-m', *preflight_command(experiment, slice_name, settings)]
     done = subprocess.run(command, capture_output=True, text=True)
     last = console.one_line(done.stderr.strip().rpartition('\n')[2])
@@ -82,7 +83,8 @@ def preflight(experiment: str, slice_name: str, settings: Mapping[str, Any] | No
 class LivePlot:
     """Plots metrics in the cell's output while a run trains: `train.run(config, workdir, on_step=LivePlot(workdir))`.
 
-    The plot begins with the steps in the workdir, so a cell that runs again goes on with the same plot.
+    The plot begins with the steps in the workdir, so a cell that runs again goes on with the same plot. names: of the
+    metrics, a panel each.
     """
 
     def __init__(self, workdir: str, names: Sequence[str] = ('reward', 'length', 'entropy')):
@@ -108,7 +110,7 @@ class LivePlot:
 
 
 def plot_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bytes:
-    """Returns a PNG with a panel for each metric by step."""
+    """Returns the bytes of a PNG with a panel for each metric in `names`, drawn by step. rows: of metrics.jsonl."""
     figure, panels = make_panels(1, len(names), (3.2 * len(names), 2.4))
     steps = [row['step'] for row in rows]
     for panel, name in zip(panels, names, strict=True):
@@ -121,10 +123,10 @@ def plot_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bytes:
 
 
 def show_tokens(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> Any:
-    """Returns completions of a dump as HTML for a cell, each token coloured by a number.
+    """Returns completions of a dump as HTML for a notebook's cell, each token coloured by a number.
 
-    rows: of a dump; by: a key of COLOURS. Orange is negative and blue is positive; the pointer on a token shows its
-    number. Texts are escaped, so HTML in them has no effect.
+    rows: of a dump; by: a key of COLOURS. Negative numbers are orange and positive ones blue; the pointer on a token
+    shows its number. Texts are escaped, so HTML in them has no effect.
     """
     from IPython import display
 
@@ -132,7 +134,7 @@ def show_tokens(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> Any:
 
 
 def tokens_as_html(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> str:
-    """Returns the HTML of show_tokens; raises BadInput for a number that these rows lack."""
+    """Returns the HTML of show_tokens as text. Raises BadInput for a `by` that is unknown or missing in the rows."""
     if by not in COLOURS:
         raise BadInput('by', by, f'choose one of {", ".join(COLOURS)}')
     lines = []
@@ -158,19 +160,19 @@ def tokens_as_html(rows: Sequence[Mapping[str, Any]], by: str = 'logprob') -> st
 
 
 def _advantages(row):
-    """The advantage of each token of a row."""
+    """The advantage of each token of a dump's row; a completion's one advantage counts for all tokens."""
     advantage = row['advantage']
     return [advantage or 0.0] * max(len(row.get('tokens') or ()), 1) if not isinstance(advantage, list) else advantage
 
 
 def _kl(row):
-    """The estimator k3 of the KL to the reference for each token; None when the row lacks logprobs for it."""
+    """The estimator k3 of the KL to the reference for each token; None when the row lacks the logprobs."""
     pairs = _pairs(row, 'ref_logprobs', 'old_logprobs') or _pairs(row, 'ref_logprobs', 'logprobs')
     return [math.expm1(reference - policy) - (reference - policy) for reference, policy in pairs] if pairs else None
 
 
 def _pairs(row, first, second):
-    """Pairs of two of a row's lists by token; None when the row lacks one."""
+    """[(number of `first`, number of `second`)] for each token of a row; None when the row lacks one of the lists."""
     return [*zip(row[first], row[second], strict=True)] if first in row and second in row else None
 
 
@@ -189,12 +191,12 @@ COLOURS: dict[str, Callable[[Mapping[str, Any]], list[float] | None]] = {
 
 
 def _escape_html(text):
-    """A text as HTML without effect, cut to a length."""
+    """A text, cut to 20 * MOST_TOKENS characters, as HTML that only shows it."""
     return html.escape(escape(text[: 20 * MOST_TOKENS]))
 
 
 def show_report(workdir: str) -> Any:
-    """Returns a run's report in a sandboxed frame for a cell."""
+    """Writes a run's report, and returns it as HTML for a notebook's cell, in a sandboxed frame."""
     from IPython import display
 
     with open(write_report([workdir]), encoding='utf8') as file:

@@ -1,6 +1,6 @@
 """Runs the stages of a recipe one after another; a stage uses the policies or completions of earlier stages.
 
-The same command goes on with a stopped stage, and does no stage again.
+The same command goes on with a stopped stage, and skips finished ones.
 
 Examples:
     python -m grpo_jax pipeline --config=recipes/r1_small --workdir=runs/r1_small
@@ -29,11 +29,11 @@ from grpo_jax.tools import export
 
 COMMANDS = {'supervised': supervised, 'train': train, 'sample': sample}
 SAMPLED = 'sampled.json'  # the Request of a stage whose samples are complete
-FIGURES = ('reward', 'greedy', 'pass@1')  # of evaluations, shown in the table
+FIGURES = ('reward', 'greedy', 'pass@1')  # figures of evaluations that the table shows
 
 
 class Stage(NamedTuple):
-    """A command of a recipe; its results are in the folder of its name."""
+    """A command of a recipe. Its results are in workdir/<name>, see run_folder and policy_folder."""
 
     name: str
     command: str  # supervised, train, sample
@@ -53,7 +53,7 @@ def policy_folder(workdir: str, name: str) -> str:
 
 
 def begin_with(config: Any, workdir: str, name: str) -> None:
-    """Changes a stage's config so that it starts from the final policy of stage `name`, with merged adapters."""
+    """Changes a config so that its stage starts from the final policy of stage `name`, whose adapters are merged."""
     config.model.path, config.model.random_init, config.model.lora.path = policy_folder(workdir, name), False, ''
 
 
@@ -62,8 +62,8 @@ def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float
     """Runs the stages that are not done yet. Returns {stage: rows of evaluations.jsonl} for the stages of train.
 
     stages: from a recipe's get_stages(config, workdir). A stage's run is in workdir/<name>/run, and its policy in
-    workdir/<name>/policy. All configs are checked before the first stage begins. A stage whose config has changed since
-    it ran is refused as its command refuses it.
+    workdir/<name>/policy. All configs are checked before the first stage begins. Raises BadInput as `check` does, and
+    as a stage's command does for a config that has changed since the stage ran.
     """
     check(stages, workdir)
     evaluations = {}
@@ -83,14 +83,14 @@ def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float
                 earlier = [other for other in stages[:i] if other.config is not None]
                 same_data = [other.name for other in earlier if other.config.data.to_dict() == data]
                 if same_data and not recorded_origins(folder):
-                    # read the hub's commits that the first stage with the same data read
+                    # read the same commits of the hub as the first stage with these data
                     record_origins(folder, recorded_origins(run_folder(workdir, same_data[0])))
                 COMMANDS[stage.command].run(stage.config, folder)
         if stage.command == 'sample':
             continue
         policy = policy_folder(workdir, stage.name)
         if not os.path.exists(policy):
-            export.export(folder, policy, 'float32', trust=True)  # code of this very config
+            export.export(folder, policy, 'float32', trust=True)  # the code is of the config given here
         processes.exchange(f'the policy of stage {stage.name}', '')
         if stage.command == 'train':
             evaluations[stage.name] = read_rows(os.path.join(folder, 'evaluations.jsonl'))
@@ -98,7 +98,7 @@ def run(stages: Sequence[Stage], workdir: str) -> dict[str, list[dict[str, float
 
 
 def _is_finished(stage, folder):
-    """Whether a stage's command has nothing left to do."""
+    """Whether a stage's command has nothing left to do. folder: see run_folder."""
     if stage.command == 'sample':
         path = os.path.join(os.path.dirname(folder), SAMPLED)
         return os.path.isfile(path) and json_file.read(path) == stage.request._asdict()
@@ -106,7 +106,7 @@ def _is_finished(stage, folder):
 
 
 def check(stages: Sequence[Stage], workdir: str) -> None:
-    """Raises BadInput for stages that cannot follow one another, and for configs that cannot work."""
+    """Raises BadInput for stages that cannot follow one another, for an unknown command, and for a wrong config."""
     names = [stage.name for stage in stages]
     if not names or len({*names}) < len(names) or not all(re.fullmatch(r'\w+', name) for name in names):
         raise BadInput('stages', names, 'give one or more, each with a name of its own in letters, digits and _')
@@ -149,7 +149,7 @@ def check(stages: Sequence[Stage], workdir: str) -> None:
 
 
 def read_stages(name: str, config: Any, workdir: str) -> list[Stage]:
-    """Returns the stages of the recipe that --config names; raises BadInput for an experiment without stages."""
+    """Returns get_stages(config, workdir) of the recipe `name`; raises BadInput for an experiment without stages."""
     path = config_file.locate(name.partition(':')[0])
     with open(path, encoding='utf8') as file:
         if 'def get_stages(' not in file.read():
@@ -166,7 +166,7 @@ def read_stages(name: str, config: Any, workdir: str) -> list[Stage]:
 
 
 def print_evaluations(evaluations: dict[str, list[dict[str, float]]]) -> None:
-    """Prints a table with a row for each stage: held-out figures before and after it."""
+    """Prints a table with a row for each stage: held-out figures before and after the stage. evaluations: of `run`."""
     headings = ['stage', *(f'{name}\n{when}' for name in FIGURES for when in ('before', 'after'))]
     rows = []
     for stage, evaluated in evaluations.items():

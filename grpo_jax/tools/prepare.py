@@ -1,4 +1,4 @@
-"""Prepares GSM8K or MATH from files for tensorflow-datasets, without tensorflow.
+"""Converts files of GSM8K or MATH to a data set of tensorflow-datasets, without tensorflow.
 
 FOLDER holds <name>_train.jsonl and <name>_test.jsonl, or other files that data.files.rows finds. The command writes the
 folder OUT/<name>/<version>, which the data sets gsm8k, math and files read.
@@ -24,7 +24,7 @@ FIELDS = {'gsm8k': (('question', 'answer'), ()), 'math': (('problem', 'answer'),
 
 
 class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Writes the rows of each split in order; rows are dicts of texts."""
+    """A builder of tensorflow-datasets. It writes rows, {split: list of dicts of texts}, in their order."""
 
     VERSION = tfds.core.Version('1.0.0')
     url_infos = None  # no downloads; without this, tfds imports a package that it does not require
@@ -35,7 +35,7 @@ class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         super().__init__(data_dir=folder, file_format='array_record')
 
     def _info(self):
-        """The DatasetInfo: text fields, in the order of the rows."""
+        """The DatasetInfo: text fields, and rows that are not shuffled."""
         fields, optional = FIELDS[self.name]
         # shuffling would break the match of row numbers and line numbers
         return tfds.core.DatasetInfo(
@@ -49,15 +49,16 @@ class FromFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return {split: self._generate_examples(rows) for split, rows in self._rows.items()}
 
     def _generate_examples(self, rows):
-        """Yields (number, row), from 0."""
+        """Yields (number from 0, row) of each row."""
         yield from enumerate(rows)
 
 
 def prepare(name: str, folder: str, out: str) -> str:
     """Writes the splits train and test of data set `name`, and returns the written folder.
 
-    folder: of the files, which files.rows finds; out: folder of prepared data sets. A malformed row is counted and
-    written with empty texts, so that readers find it malformed too.
+    name: 'gsm8k' or 'math'; folder: of the files, which data.files.rows finds; out: folder of prepared data sets. A
+    malformed row is counted and written with empty texts, so that readers count it as malformed too. Raises BadInput
+    where the data set is written already.
     """
     fields, optional = FIELDS[name]
 

@@ -1,6 +1,6 @@
 """Shows what a run was made from, how two runs differ, and whether a run's files are whole.
 
-Exit status 0; 1 when --verify finds damage.
+Exit status 0; 1 when --verify finds damage or a change.
 
 Examples:
     python -m grpo_jax provenance --workdir=runs/gsm8k --verify
@@ -31,12 +31,12 @@ TEXTS = (
     'data.json',
     steering.PIECES,
     steering.CONTENTS,
-)  # JSON files of a run; data.json only when it reads data files
+)  # JSON files of a run; only runs that read data files have data.json
 ROWS = (*writer.FILES, EVENTS)
 
 
 def describe_run(workdir: str) -> Iterator[str]:
-    """Yields lines on a run's code, packages, devices, data, pieces, programs, events and checkpoints."""
+    """Yields lines on a run's seed, code, packages, devices, data, pieces, programs, events and checkpoints."""
     config = json_file.read_object(_require_file(workdir, 'config.json'))
     yield f'run {workdir}: seed {config.get("seed")}, {len(_complete_lines(workdir, "metrics.jsonl"))} steps'
     for entry in _read_json(workdir, steering.ENVIRONMENT, []):
@@ -58,7 +58,7 @@ def describe_run(workdir: str) -> Iterator[str]:
 
 
 def describe_differences(workdir: str, other: str) -> Iterator[str]:
-    """Yields sentences on how run `other` differs: programs, origins of data, pieces, settings, code, packages."""
+    """Yields sentences on how two runs differ: in programs, data, pieces, settings, code, packages and devices."""
     programs = [as_object(_read_json(folder, 'programs.json', {})) for folder in (workdir, other)]
     yield _describe_programs(*programs)
     configs = [json_file.read_object(_require_file(folder, 'config.json')) for folder in (workdir, other)]
@@ -80,7 +80,7 @@ def describe_differences(workdir: str, other: str) -> Iterator[str]:
 
 
 def _describe_programs(first, second):
-    """A sentence on which compiled programs of two runs are the same. first, second: {program: hash}."""
+    """A sentence that names the compiled programs that two runs share or not. first, second: {program: hash}."""
     if not first or not second:
         return 'nothing is known of the programs: at least one of the runs has compiled none yet'
     by_verdict: dict[bool, list[str]] = {False: [], True: []}  # whether a program is the same -> names
@@ -91,7 +91,7 @@ def _describe_programs(first, second):
 
 
 def verify(workdir: str) -> Iterator[str]:
-    """Yields a line for each fault in a run's files: JSON files, rows, dumps, and every array of the checkpoints."""
+    """Yields a line for each fault in a run's JSON files, rows and dumps, and in its checkpoints' arrays."""
     _require_file(workdir, 'config.json')
     for name in TEXTS:
         path = os.path.join(workdir, name)
@@ -122,9 +122,9 @@ def verify(workdir: str) -> Iterator[str]:
 
 
 def compare_contents(workdir: str) -> Iterator[str]:
-    """Yields a line for each split and user's file that is where the run has read it, and no longer the same.
+    """Yields a line for each data split and user's file whose content has changed since the run read it.
 
-    Splits from Python, and those of a user's own code, are not read.
+    Files that are gone are passed over, and so are splits that come from Python or from a user's code.
     """
     recorded = as_object(_read_json(workdir, steering.CONTENTS, {}))
     splits, now = {}, {'splits': {}, 'functions': {}}
@@ -132,7 +132,7 @@ def compare_contents(workdir: str) -> Iterator[str]:
         here = [path for path in as_object(recorded.get(section)) if os.path.isfile(path)]
         now[section] = {path: user_files.digest(path) for path in here}
     config: Any = config_file.read_recorded(workdir, trust=True)  # none of its code is run
-    with contextlib.suppress(BadInput):  # the data may be elsewhere
+    with contextlib.suppress(BadInput):  # where the data are gone, splits are not compared
         if not any(steering.name_files(config.data.to_dict())):
             options = data.locate(data.DataOptions.from_config(config.data), steering.recorded_origins(workdir))
             for split in as_object(recorded.get('splits')):
@@ -147,7 +147,7 @@ def compare_contents(workdir: str) -> Iterator[str]:
 
 
 def _check_rows(folder, name):
-    """Yields a line for each damaged row of a file, and for the first step out of order."""
+    """Yields a line for each damaged row of a JSONL file, and for the first row whose step is not the expected one."""
     path = os.path.join(folder, name)
     if not os.path.exists(path):
         return
@@ -169,7 +169,7 @@ def _check_rows(folder, name):
 
 
 def _first_step(workdir):
-    """The first step of a run: 0, or for a branch the step of its parent's checkpoint."""
+    """The first step of a run: 0; for a branch, the step of the parent's checkpoint from which it began."""
     steps = [row.get('step') for row in recorded_events(workdir) if row.get('event') == 'branched']
     return steps[0] if steps and isinstance(steps[0], int) else 0
 
@@ -190,7 +190,7 @@ def _read_json(workdir, name, default) -> Any:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """Returns the value if it is a dict, else {}: another program may have written the file."""
+    """Returns the value if it is a dict, else {}. It is read from a file, which another program may have written."""
     return value if isinstance(value, dict) else {}
 
 
@@ -208,7 +208,7 @@ def main() -> None:
     # folders may also be given without --workdir and --other
     folders = [folder for folder in (values.workdir, values.other, *values(sys.argv)[1:]) if folder]
     if not 1 <= len(folders) <= 2:
-        raise BadInput('folders', folders, 'name the folder of a run, or of two that are to be compared')
+        raise BadInput('folders', folders, 'name the folder of one run, or the folders of two to compare')
     if len(folders) == 2:
         for line in describe_differences(*folders):
             print(escape(line))

@@ -1,4 +1,4 @@
-"""Examines a skipped update: shows which rows, tokens and loss terms are not finite, and runs the update again.
+"""Examines a skipped update: shows which tokens, advantages and loss terms are not finite, and runs the update again.
 
 Examples:
     python -m grpo_jax replay_bad --workdir=runs/gsm8k --step=412
@@ -29,17 +29,17 @@ from grpo_jax.sharding import batches, compiled
 from grpo_jax.text import escape, exact_text
 from grpo_jax.types import Experience
 
-# fields of an Experience, by completion or by token, that must be finite at every token with a loss
+# fields of an Experience, one number a completion or a token, that must be finite at every token in the loss
 FINITE = ('advantages', 'old_logprobs', 'forward_logprobs', 'ref_logprobs', 'old_entropy', 'values')
 
 
 def run(
     workdir: str, step: int, rows: int = 10, algorithm=None, functions: Mapping | None = None, trust: bool = False
 ) -> Iterator[str]:
-    """Yields lines on a step's skipped update: non-finite numbers in its batch and loss, and the update's second run.
+    """Yields lines on a step's skipped update: non-finite numbers in its batch and loss, and a second run.
 
-    rows: how many tokens are shown of each array; algorithm, functions: as given to train.run; trust: see
-    evaluate.open_recorded.
+    rows: the most tokens shown for each array; algorithm, functions: as given to train.run; trust: whether code files
+    that the config names may run. Raises BadInput for such files without trust, and without a checkpoint.
     """
     experience = checkpoint.load_bad_batch(workdir, step)
     run = evaluate.open_recorded(workdir, trust, functions)
@@ -81,10 +81,11 @@ def run(
 
 
 def choose_checkpoint(workdir: str, step: int) -> tuple[int, str]:
-    """Returns (step of the checkpoint for the second run of a skipped update, a remark on its parameters).
+    """Returns (step of the checkpoint with which a skipped update is run again, a remark on its parameters as text).
 
-    A skipped update leaves the parameters unchanged, and the run saves them at the end of the step. With several
-    updates a rollout, later updates have changed them.
+    The best one is of step + 1: a skipped update leaves the parameters unchanged, and the run saves them at the end of
+    the step. With several updates a step, later updates may have changed them. Else it is the nearest checkpoint.
+    Raises BadInput for a workdir without checkpoints.
     """
     steps = checkpoint.steps(workdir)
     if not steps:
@@ -98,7 +99,7 @@ def choose_checkpoint(workdir: str, step: int) -> tuple[int, str]:
 
 
 def _compute_terms(params, experience: Experience, coefficients, algorithm, model_config, head, learning):
-    """{name: f32[B, C]}: logprobs, entropy, each term of the loss, and the gradient of the loss by logprobs."""
+    """{name: f32[B, C]}: logprobs, entropy, each term of the loss, algorithms.prepare's arrays, the loss's gradient."""
     compute = in_dtype(params, learning.dtype)
     output = padded_logprobs(compute, experience.rollout, model_config, head, 'none', experience.teacher_ids)
     output = output._replace(logprobs=anchor_logprobs(output.logprobs, experience, learning))
@@ -119,7 +120,7 @@ def _compute_terms(params, experience: Experience, coefficients, algorithm, mode
 
 
 class _NonFiniteReport:
-    """Describes non-finite numbers in arrays of a batch, with their rows and tokens; rows: most tokens of an array."""
+    """Describes non-finite numbers in arrays of a batch by row and token. rows: the most tokens shown of an array."""
 
     def __init__(self, tokenizer, experience, rows):
         self._tokenizer, self._rows = tokenizer, rows
@@ -127,7 +128,10 @@ class _NonFiniteReport:
         self._tokens = experience.rollout.tokens[:, -self._mask.shape[1] :]
 
     def describe(self, arrays, where):
-        """Yields a line for each array, and for its first non-finite tokens. arrays: each broadcasts to [B, C]."""
+        """Yields a line for each array, and one for each of its first non-finite tokens.
+
+        arrays: {name: array that broadcasts to [B, C], or None to skip it}; where: words after the name.
+        """
         for name, values in arrays.items():
             if values is None:
                 continue

@@ -19,11 +19,11 @@ from grpo_jax.text import escape, exact_text
 
 
 def lines(config: Any, count: int, split: str = 'train') -> Iterator[str]:
-    """Yields lines on the stop tokens and on the first `count` prompts of step 0: text, token ids, answer,
-    and the completions of the data that the run learns from.
+    """Yields lines on the stop tokens and on `count` prompts: text, token ids, gold answer.
 
-    split: train, or test, of which an evaluation's prompts are shown. Raises BadInput for all that a run of the config,
-    or its evaluation, would be refused for.
+    The lines also have the completions in the data from which the run learns, if any. split: 'train' for the first
+    prompts of step 0, or 'test' for prompts of the split that evaluations use. Raises BadInput for a config that
+    training, or for 'test' an evaluation, would refuse.
     """
     if split == 'train':
         run, (dataset, _) = train.check(config, NOWHERE)
@@ -50,7 +50,7 @@ def main() -> None:
     try:
         for line in lines(flags.FLAGS.config, flags.FLAGS.prompts, flags.FLAGS.split):
             print(escape(line), flush=True)
-    except BrokenPipeError:  # its reader, like head, has seen enough; the interpreter flushes once more at its end
+    except BrokenPipeError:  # the reader, like head, has closed the pipe; the interpreter flushes once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Trains every preset with every seed on one experiment, then writes a table and curves.
+"""Trains every preset with every seed on one experiment, and writes a table and curves of the results.
 
 Finished runs are not run again. --config.KEY=VALUE holds for every preset.
 
@@ -58,9 +58,10 @@ FILE = 'sources.json'  # in a sweep's workdir: the sources of its reward functio
 
 
 class Rows(list[dict[str, Any]]):
-    """Rows of the table, which print as a table.
+    """The rows of a sweep's table; their repr is the printed table.
 
-    A row has (mean, min, max) by column; preset, mark, status, failures, curves; and runs {seed: {column: number}}.
+    A row is a dict: (mean, min, max) for each of COLUMNS; texts preset, mark and status; failures {seed: message};
+    curves [seeds, steps] of rewards; and runs {seed: {column: number}}.
     """
 
     def __repr__(self):
@@ -86,7 +87,7 @@ def run(
     name, such as a notebook's, which train on get_config(); functions: rewards by name that config.reward.parts may
     list; examples: rows in place of the config's data, as train.run takes them. A run that ends with BadInput or
     FloatingPointError counts as failed, and the sweep goes on. Raises BadInput before the first run for pieces that
-    cannot work, and for settings, pieces or a function other than those of a run that was begun here.
+    cannot work, and where a run was begun here with other settings, pieces or reward functions.
     """
     variants, functions = variants or {}, functions or {}
     names = {preset: _folder_name(preset) for preset in presets}
@@ -101,7 +102,7 @@ def run(
     if not makers or seeds < 1:
         raise BadInput('seeds, presets', (seeds, list(makers)), 'nothing to run; name a preset and at least one seed')
     if examples is not None:
-        examples = data.list_rows(examples)  # which each run reads
+        examples = data.list_rows(examples)  # as a list, since each run reads them
         makers = {name: lambda make=make: make_python_config(make()) for name, make in makers.items()}
     configs = {(name, seed): _set_seed(make(), seed) for seed in range(seeds) for name, make in makers.items()}
     section = data.DataOptions.from_config(next(iter(configs.values())).data)
@@ -148,7 +149,7 @@ def run(
 
 
 def choose_presets(names: str) -> list[str]:
-    """The presets of a comma-separated list, or of 'all': names in configs/algorithms, or FILE.py; else BadInput."""
+    """The presets in a text like 'grpo,FILE.py', or all of configs/algorithms for 'all'; raises BadInput for others."""
     folder = os.path.join(PACKAGE, 'configs', 'algorithms')
     choices = sorted(name[:-3] for name in os.listdir(folder) if name.endswith('.py') and name[0] != '_')
     chosen = choices if names == 'all' else list(dict.fromkeys(names.split(',')))
@@ -164,10 +165,9 @@ def summarize(
 ) -> Rows:
     """Returns a row for each preset: (mean, least, greatest) of each of COLUMNS over its finished seeds.
 
-    The best held-out reward comes first, and presets without one last.
-
-    outcomes: {(preset, seed): message of the failure, or None}; seeds: of each preset; elsewhere: presets whose
-    training reward is not of the policy's own samples; workdir: of the sweep.
+    The best held-out reward comes first, and presets without one last. outcomes: {(preset, seed): message of the
+    failure, or None}; seeds: runs of each preset; elsewhere: presets that learn from other completions than the
+    policy's own samples, which get a mark; workdir: of the sweep.
     """
     rows = Rows()
     for preset in dict.fromkeys(preset for preset, _ in outcomes):
@@ -198,7 +198,7 @@ def summarize(
 
 
 def write_table(rows: Rows, workdir: str) -> None:
-    """Writes table.md for people, and table.csv with mean, min and max in separate columns."""
+    """Writes a sweep's table into workdir: table.md for people, table.csv with mean, min and max as columns."""
     os.makedirs(workdir, exist_ok=True)
     with open(os.path.join(workdir, 'table.csv'), 'w', encoding='utf8', newline='') as file:
         writer = csv.writer(file)
@@ -223,7 +223,7 @@ def write_table(rows: Rows, workdir: str) -> None:
 
 
 def make_tables(rows: Rows) -> list[Any]:
-    """Returns a narrower table, and lines below it: means before and after, and the range of the held-out reward."""
+    """Returns the table for the terminal, of means and the held-out reward's range, and the lines of text below it."""
     columns = {
         'training reward': ('reward_first', 'reward_last'),
         'held-out': ('reward_before', 'reward_after'),
@@ -254,7 +254,7 @@ def make_tables(rows: Rows) -> list[Any]:
 
 
 def draw_curves(rows: Rows, workdir: str) -> None:
-    """Writes curves.png: a panel for each preset, its reward by step before the means of all presets."""
+    """Writes curves.png into workdir: a panel for each preset with its rewards by step, over the others' means."""
     drawn = [row for row in rows if len(row['curves'])]
     if not drawn:
         return
@@ -314,12 +314,12 @@ def config_from_flag(flag: Any) -> Callable[..., Any]:
 
 
 def _folder_name(preset):
-    """The name of a preset's folder and row: of FILE.py the file's own name without its ending."""
+    """The name of a preset's folder and row: for FILE.py, the file's name without folder and ending."""
     return os.path.basename(preset).removesuffix('.py') if user_files.is_file(preset) else preset
 
 
 def _check_names(names):
-    """Raises BadInput for a name of a variant or of a preset's file that is no word, or that something else has."""
+    """Raises BadInput for a name of a variant or preset's file that is no identifier, or is taken."""
     taken = {*choose_presets('all'), 'cold_start'}
     for name in names:
         if not name.isidentifier() or name in taken or names.count(name) > 1:
@@ -328,7 +328,7 @@ def _check_names(names):
 
 
 def _refuse_other_run(config, folder, variant):
-    """Raises BadInput when a run was begun in a folder with other settings or pieces than a start there would have."""
+    """Raises BadInput when the folder has a run of other settings or pieces, or with more steps than the config."""
     if os.path.isfile(os.path.join(folder, 'config.json')):
         train.is_finished(config, folder, variant)  # raises when the run has more steps
         changes = open_changes(config, folder, variant)
@@ -337,13 +337,13 @@ def _refuse_other_run(config, folder, variant):
 
 
 def _set_seed(config, seed):
-    """Sets a config's seed, and returns the config."""
+    """Sets the seed in a config, and returns that config."""
     config.seed = seed
     return config
 
 
 def _make_cold_start(get_config, seed, workdir, origins, functions):
-    """Runs a seed's cold start, which all presets share, and returns its folder."""
+    """Runs the cold start of a seed, which all presets share, unless it is done; returns its folder."""
     folder = os.path.join(workdir, 'cold_start', str(seed))
     supervised.run(_set_seed(get_config(), seed), folder, origins, functions)
     return folder
@@ -371,13 +371,16 @@ def _measure_run(folder):
 
 
 def _finite_mean(values):
-    """The mean of the finite values; NaN without any."""
+    """The mean of the finite values; NaN without finite values."""
     values = np.asarray(values)[np.isfinite(values)]
     return float(values.mean()) if len(values) else math.nan
 
 
 def _cell(row, name, spread=True, cut=0):
-    """The text of a row's mean; '' for NaN. spread: with its range; cut: how many digits to leave out."""
+    """The text for the mean of a row's column `name`; '' for NaN.
+
+    spread: whether the range follows the mean; cut: digits fewer than in COLUMNS.
+    """
     (mean, least, most), digits = row[name], max(COLUMNS[name][1] - cut, 0)
     if math.isnan(mean):
         return ''
@@ -386,7 +389,7 @@ def _cell(row, name, spread=True, cut=0):
 
 
 def _failure_lines(rows):
-    """A line for each preset and failure message, with the seeds."""
+    """A line of text for each preset and failure message, with the seeds that failed so."""
     lines = []
     for row in rows:
         for message in dict.fromkeys(row['failures'].values()):
@@ -438,9 +441,9 @@ def compare(rows: Rows, preset: str, other: str, name: str = 'reward_after') -> 
 
 
 def record_sources(workdir: str, functions: Mapping[str, Callable]) -> None:
-    """Records the sources of reward functions; raises BadInput when a run here used another source.
+    """Records the source code of reward functions in FILE; raises BadInput where other code is recorded for a name.
 
-    Finished runs are not run again, and their folders do not show such a change.
+    Without the record a changed function would go unnoticed, since finished runs are not run again.
     """
     path = os.path.join(workdir, FILE)
     recorded = json_file.read_object(path) if os.path.exists(path) else {}

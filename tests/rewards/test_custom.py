@@ -277,8 +277,8 @@ def test_a_parameter_that_names_nothing_is_refused_before_the_run_and_in_it(tmp_
 @pytest.mark.parametrize(
     'source, text',
     [
-        ('def f(completion, examples): return 1.0', 'names one completion (completion) and all (examples)'),
-        ('def f(prompts, example): return 1.0', 'names one completion (example) and all (prompts)'),
+        ('def f(completion, examples): return 1.0', 'for one completion (completion) and for all (examples)'),
+        ('def f(prompts, example): return 1.0', 'for one completion (example) and for all (prompts)'),
         ('f = iter', 'is no function with a signature'),
     ],
 )

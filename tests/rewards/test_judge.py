@@ -336,7 +336,7 @@ REFUSED = {
     'password': ({'url': 'https://me:hunter2@host/v1'}, r'judge.url has a password; put it in a variable'),
     'key': ({'key': 'sk-secret'}, r'judge.key is no name; name the variable'),
     'rubric': ({'rubric': 'Grade {prompt}'}, r'judge.rubric = .*must have \{completion\}'),
-    'store': ({'store': '/nowhere/at/all.jsonl'}, r'judge.store = .*lies in no folder'),
+    'store': ({'store': '/nowhere/at/all.jsonl'}, r'judge.store = .*lies in a folder that does not exist'),
     'labels': ({'labels': '/nowhere.jsonl'}, r'judge.labels = .*is no file'),
     'range': ({'low': 10.0}, r'judge.low = 10.0: must be below high'),
     'body': ({'body': '[]'}, r'judge.body = .*must be a JSON object'),

@@ -260,7 +260,7 @@ def test_a_reward_can_ask_what_the_verifier_said():
     reward_functions = make(('bonus', 1.0), ('numeric', 0.0), verifier='numeric', functions={'bonus': bonus})
     assert compute(reward_functions, [example('4')], ['4', '5'])[0].tolist() == [1, -1]
     assert compute(reward_functions, [example('many')], ['4'])[0].tolist() == [0.5]
-    with pytest.raises(BadInput, match='as bonus asks what is correct'):
+    with pytest.raises(BadInput, match='since bonus reads its verdict'):
         make(('bonus', 1.0), functions={'bonus': bonus})
 
 

@@ -1,4 +1,4 @@
-"""Finds the program in a completion: its blocks of code, and the blocks that are the solution.
+"""Finds the program in a completion: splits it into blocks of code, and joins the blocks of the solution.
 
 Nothing here parses Python, since some texts make Python's parser end the process.
 """
@@ -18,7 +18,7 @@ ASSIGNMENT = re.compile(r'^([A-Za-z_]\w*)[ \t]*(?::[^=\n]*)?=(?!=)', re.MULTILIN
 START = re.compile(
     r'^(?:@\w|(?:async[ \t]+)?(?:def|class)[ \t]+\w|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import\b)', re.MULTILINE
 )
-# two names side by side are prose and no Python, and so is a single name with a stop after it
+# two names side by side (NAMES) are prose and no Python, and so is a single name with a stop after it (STOPPED)
 NAMES = re.compile(r'\b([A-Za-z_]\w*)(?=[ \t]+([A-Za-z_]\w*))')
 STOPPED = re.compile(r'\W*([A-Za-z]\w*)[.:!]\W*')
 KEYWORDS = {*keyword.kwlist, *keyword.softkwlist}
@@ -38,9 +38,9 @@ class Block(NamedTuple):
 def find_program(completion: str, names: Collection[str] = ()) -> str:
     """The completion's program: the last fenced block of Python, or without a language, that defines one of `names`.
 
-    Without names, any definition counts. Other blocks that define or import what this block uses are put before it;
+    Without `names`, any definition counts. Other blocks that define or import what this block uses are put before it;
     blocks that only use it are left out. Where no block defines a name, the program is the last block of Python, else
-    the last block without a language. Without blocks, it is the text from its first code up to the prose behind.
+    the last block without a language. Without blocks, the program is the text from its first code up to the next prose.
     """
     blocks = _blocks(completion)
     solutions = [index for index, block in enumerate(blocks) if _defines(block.source, names)]
@@ -124,7 +124,7 @@ def _defines(source, names):
 
 
 def _join(blocks, solution):
-    """The source of the block with index `solution`, behind the blocks that define what it uses."""
+    """The source of the block with index `solution`, after the sources of blocks that define names it uses."""
     joined, sources = {solution}, [block.source for block in blocks]
     defined = [
         {*DEFINITION.findall(source), *(word for names in IMPORT.findall(source) for word in re.findall(r'\w+', names))}

@@ -15,15 +15,15 @@ COLUMNS = ('before', 'names', 'setup', 'tests')  # of the data, which the reward
 CONSTANTS = ('True', 'False', 'None', '0', '1', '-1', '1.0', "''", '[]', '()', '{}', 'set()')
 MOST_CONSTANTS = 48  # constants that are tried for an example
 REMEMBERED = 100_000  # examples
-READS_ANSWERS = False  # the gold answer, a program, serves the self-test alone
-# makes a function of a program that reads standard input, which is a file as far as the program knows, and writes
+READS_ANSWERS = False  # the gold answer, a program, is used in the self-test alone
+# source of run(text), which executes a program with `text` as standard input, a file, and returns what it writes
 RUN = """
 import atexit, os, sys, threading
 
 def run(text):
     with open('input', 'w', newline='') as file:
         file.write(text)
-    place = os.open('input', os.O_RDONLY)  # it is 0 where the program has closed that
+    place = os.open('input', os.O_RDONLY)  # 0 where standard input was closed
     if place:
         os.dup2(place, 0)
         os.close(place)
@@ -37,13 +37,13 @@ def run(text):
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
             thread.join()
-    atexit._run_exitfuncs()  # they may write too
+    atexit._run_exitfuncs()  # exit functions may write too
     for stream in (sys.stdout, output):
         getattr(stream, 'closed', False) or stream.flush()
     return open('output', encoding='utf8').read()
 """
 
-_constant_shares = {}  # an example's program text and tests -> the greatest share of a constant
+_constant_shares = {}  # an example's sources and tests as JSON -> the result of _constant_share
 
 
 def reward(
@@ -55,7 +55,7 @@ def reward(
     timeout: Free[Seconds],
     memory_mib: Free[Annotated[int, Range(least=1, most=2**30)]],
 ) -> float | None:
-    """1.0 if all tests pass; otherwise 0.0 with all_pass, and partial credit without; None without tests.
+    """1.0 if the completion's program passes all tests; else 0.0 with all_pass, or partial credit; None without tests.
 
     Partial credit is max(0, (s - b) / (1 - b)): s is the share of tests that the program passes, b the greatest share
     that a program with a constant result passes, so `return True` earns nothing. The constants that are tried are
@@ -89,7 +89,7 @@ def reward(
 
 
 def _constant_share(meta, share):
-    """The greatest share of tests that a program with a constant result passes; computed once for an example.
+    """The greatest share of an example's tests that a program with a constant result passes; cached.
 
     share(program): the share of the example's tests that a program passes.
     """

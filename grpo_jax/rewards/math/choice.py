@@ -26,7 +26,7 @@ PROSE = re.compile(
     r'\b(?:is|are|was|were|has|have|will|can|this|that|it|we|because|since|so|hence|therefore|which|thus|match\w*)\b',
     re.I,
 )
-# before a letter, and after one, where a text states no other way which option is right
+# words that state the right option: STATED before its letter (`answer: B`), VERDICT after it (`B is correct`)
 STATED = re.compile(
     r'(?:\b(?i:answers?|options?|choices?|alternatives?|antwort|réponse|respuesta|risposta|ответ|odpowiedź)\b'
     r'(?: correcta)?[\s*_`"\')]*(?:\b(?i:is|ist|est|es|è)\b|[:=\u2014])|\bI (?:choose|pick|select))[\s*_:`]*(?=\S)'
@@ -37,9 +37,9 @@ VERDICT = re.compile(
 
 
 def read_option(text: str, canonicalize) -> str | None:
-    """The option that a statement names, in canonical form; None for another text, and for several options.
+    """The one option that a text names, in canonical form; None for a text that names none or several.
 
-    canonicalize: brings the content into canonical form. A sentence after the letter is no content.
+    canonicalize: the function that brings the content into canonical form. A sentence after the letter is no content.
     """
     plain = SPACE.sub(' ', TEXT.sub(r'\1 ', text)).strip(' *$"\'`_')
     match = OPTION.fullmatch(plain)
@@ -63,7 +63,7 @@ def read_option(text: str, canonicalize) -> str | None:
 
 
 def stated(text: str) -> str:
-    """The line after the last word for an answer, else the letter that the text calls right, else the last line."""
+    """Where a text may name its option: the line after the last STATED, else VERDICT's letter, else the last line."""
     marks = list(STATED.finditer(text))
     if marks:
         return words.CORRECTION.split(text[marks[-1].end() :])[-1].strip().split('\n', 1)[0]
@@ -72,7 +72,7 @@ def stated(text: str) -> str:
 
 
 def split_option(text: str) -> tuple[str, str]:
-    """(letter, content) of a canonical text, each '' where it has none."""
+    """(letter, content) of an option in canonical form; each is '' where the text lacks it."""
     match = WITH_CONTENT.fullmatch(text) if text[:1] == '(' else None
     if match:
         return match[1], match[2]

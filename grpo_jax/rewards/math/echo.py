@@ -34,9 +34,9 @@ def is_echo(answer: str, problem: str, gold: str) -> bool:
 
 
 def is_quantity(gold: str, answer: str, problem: str) -> bool:
-    """Whether an answer is a quantity of the problem in another unit than the gold one, as 90 minutes for 1.5 hours.
+    """Whether an answer repeats a quantity of the problem in another unit than the gold answer's.
 
-    gold, answer: in canonical form.
+    The answer 90 minutes is one where a problem asks how many hours 90 minutes are. gold, answer: in canonical form.
     """
     wanted, unit = split_unit(gold)[1], split_unit(answer)[1]
     if not wanted or not unit or wanted == unit:
@@ -64,7 +64,7 @@ def _bare_spelling(text):
 
 
 def is_plain(text):
-    """Whether a text has nothing to work out, as a name, a whole or decimal number, or a fraction in lowest terms."""
+    """Whether a text needs no working out: a name, a whole or decimal number, or a fraction in lowest terms."""
     spelled = respell(text) or ''
     if not re.search(r'[-+*/^=\\!]', spelled.lstrip('-+ ')):
         return True

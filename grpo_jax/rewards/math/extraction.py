@@ -28,7 +28,7 @@ SENTENCE = re.compile(r'\n|[.!?](?=\s|$)|<\|')
 def extract(completion: str) -> str | None:
     """The completion's answer in canonical form, in which equal numbers have one spelling; None without an answer.
 
-    As extract_strict, else the text in <answer> tags or after 'the answer is', else the last number or formula.
+    The answer of extract_strict, else in <answer> tags or after 'the answer is', else the last number or formula.
     """
     return canonicalize(answer(completion))
 
@@ -39,36 +39,36 @@ def extract_strict(completion: str) -> str | None:
 
 
 def gold_answer(text: str) -> str | None:
-    """A gold answer in canonical form; `text` may be a whole solution. None where it states no answer."""
+    """The gold answer in canonical form; None without one. text: the answer alone, or a whole solution."""
     text = wording.write_signs(scripts.translate(text))
     stated = _read_first(text, (_read_box, _read_hashes, _read_tags, _read_mark))
     return canonicalize(stated) or canonicalize(text) or extract(text)
 
 
 def answer(completion: str, *, boxed: bool = False, words: bool = True, options: bool = False) -> str:
-    """The answer as it is written, but with the signs of ASCII; '' without one.
+    """A completion's answer as it is written, but with the signs of ASCII; '' without one.
 
-    boxed: only a box or #### counts; words, options: whether a name or another word at the end, or the letter of an
-    option, may be the answer.
+    boxed: whether only a box or #### counts; words: whether a name or another word at the end may be the answer;
+    options: whether the letter of an option may be it.
     """
     tail = wording.write_signs(scripts.translate(completion[-TAIL:]))
     strict, lenient = (_read_box, _read_hashes), (_read_tags, _read_mark, lines.read_last)
     readers = strict if boxed else strict + tuple(functools.partial(reader, words=words) for reader in lenient)
     if '</think' in tail or '</thought>' in tail or '</reasoning>' in tail:
         outside = _strip_thinking(tail)
-        # also for the strict reading: an answer outside that has no box makes boxes inside void
+        # an answer outside of thinking, even without a box, makes boxes inside void, also for the strict reading
         if any(canonicalize(reader(outside)) for reader in strict + lenient):
             tail = outside
     return (options and _read_option(tail, boxed)) or _read_first(tail, readers)
 
 
 def _read_first(text, readers):
-    """The first answer that one of the readers finds and that has a canonical form; '' without one."""
+    """The answer of the first reader that finds one with a canonical form; '' without one. readers: text -> answer."""
     return next((value for reader in readers if canonicalize(value := reader(text[-TAIL:]))), '')
 
 
 def _read_option(text, boxed):
-    """The option that a text's answer names, in canonical form; '' without one. boxed: as in answer."""
+    """The option, in canonical form, that the answer of a text names; '' without one. boxed: as in `answer`."""
     statement = _read_box(text) or _after_hashes(text)[0]
     if not boxed:
         statement = statement or _inside_tags(text) or choice.stated(text)
@@ -81,7 +81,7 @@ def _strip_thinking(text):
     for match in THINKING.finditer(text):
         closes = match[0][1] == '/'
         if closes and not inside:
-            pieces = []  # the text began in thinking
+            pieces = []  # the text began inside thinking
         elif not closes and not inside:
             pieces.append(text[start : match.start()])
         start, inside = match.end(), not closes
@@ -114,9 +114,9 @@ def _read_box(text):
 
 
 def _read_hashes(text):
-    """The answer in the line after the last ####: all of it, or the number that it begins with.
+    """The answer in the line after the last ####: the whole line, or the number at its beginning before words.
 
-    '' without ####, and for a heading, which other lines follow.
+    '' without ####, and where the line is a heading: words that other lines follow.
     """
     line, more = _after_hashes(text)
     if not line or (more.strip() and lines.first_word(line)):

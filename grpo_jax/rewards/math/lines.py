@@ -53,7 +53,7 @@ REMARK = re.compile(
     r'\W*(?i:note|n\.?b|p\.?s|check\w*|verif\w+|confidence|sources?|ref\w*|explanation|reason\w*|hint|assum\w+|credits?|'
     r'time|tokens?|page|difficulty|score|steps?)\b\.?\W*[:\u2013\u2014-]'
 )
-# before a number: text that marks it as the answer (STATED); between it and a later number: text that makes the later
+# text before a number that marks it as the answer (STATED); text between a number and a later one that makes the later
 # one a side remark (ASIDE), or shows that the later one is the result (RESULT)
 STATED = re.compile(
     r'(?:^|[:=]|\b(?:is|are|was|equals?|be|makes?|earns?|costs?|needs?|has|have|gets?|pays?|takes?|saves?|spends?|made|'
@@ -72,7 +72,7 @@ RESULT = re.compile(
 )
 # between the answer and a sentence that has other numbers
 REASON = re.compile(r'[^0-9.,:=]{0,30},?\s(?:because|since|as)\s')
-# words and signs with which a number is no answer: before it, behind it, and between two numbers that are one answer
+# words and signs that make a number no answer: before the number, after it, and between two numbers that are one range
 HEDGED_BEFORE = re.compile(
     r"(?:(?i:\b(?:not|never|isn't|cannot be|at (?:least|most)|between|twice|half|up (?:to|from)|down from|none of the|"
     r'nearly|almost|just (?:over|under)|(?:is|are|was|were) (?:over|under|above|below)|'
@@ -108,10 +108,9 @@ FOLLOWING = re.compile(r'[ ~]([A-Za-z]{3,}|(?!in\b)[A-Za-z]{2}|[ap]\.m)\b')
 
 
 def read_last(text: str, words: bool = True) -> str:
-    """The answer in the last line that states one, else the last formula or number; '' without any.
+    """The answer in the last line of a text that states one, else the last formula or number; '' without any.
 
-    Of formulas and numbers, the last with a digit is preferred. words: whether a line that is only a word may be the
-    answer.
+    A formula or number with a digit is preferred. words: whether a line that is only a word may be the answer.
     """
     text = clean(text)
     number = max(map(text.rfind, '0123456789'))
@@ -163,19 +162,19 @@ def _is_formula_part(line):
 
 
 def clean(text: str) -> str:
-    """The text without tags, fences, pictures, begin and end of environments; with 3/2 hour for 1 hour 30 minutes."""
+    """The text without NOISE (tags, fences, pictures) and emphasis, and with `3/2 hour` for `1 hour 30 minutes`."""
     return COMPOUND.sub(add_units, EMPHASIS.sub(r'\1', NOISE.sub(' ', text)))
 
 
 def read_line(line: str) -> str:
     """The answer in a line: the line without marks and labels, or the number that its last sentence states.
 
-    '' where it has none.
+    '' for a line without an answer. A line in another script than Latin is returned without marks.
     """
     line = _strip_marks(line)
     if not line or is_foreign(line):
         return line
-    lone = len(SIGN.findall(line)) % 2 and line[0] != '$' != line[-1]  # a sign of money after a number
+    lone = len(SIGN.findall(line)) % 2 and line[0] != '$' != line[-1]  # $ stands after a number, as a sign of money
     if is_bare(line) and not lone:
         return line.rstrip(' !?')
     for sentence in reversed(FULL_STOP.split(line)):
@@ -187,7 +186,7 @@ def read_line(line: str) -> str:
 
 
 def _strip_marks(line):
-    """The line without bullets, labels, emphasis, other cells of a table, and what stands before an arrow."""
+    """The line without bullets, labels and emphasis; of a table's row the last cell; of arrows the last part."""
     line = line.strip(' \t*#>"`_~&“”')
     line = EDGES.sub('', EDGES.sub('', line))
     if line.startswith('|') and line.endswith('|') and line.count('|') > 2:
@@ -210,9 +209,9 @@ def _strip_marks(line):
 
 
 def _stated_number(sentence, pieces):
-    """The number that a sentence states, with its unit: the last one, unless the later ones are side remarks.
+    """The number that a sentence states, with its unit: the last number before side remarks.
 
-    pieces: the sentence's numbers, as of _pieces. Returns the whole sentence where it denies the number.
+    pieces: the sentence's numbers, from _pieces. A sentence that denies or hedges the number is returned whole.
     """
     for index, (start, end, _, _) in enumerate(pieces[:-1]):
         gaps = [
@@ -230,7 +229,7 @@ def _stated_number(sentence, pieces):
         RANGE.fullmatch(sentence, one[1], other[0])
         for one, other in itertools.pairwise(pieces[max(index - 1, 0) : index + 2])
     ):
-        return sentence  # no number, so it equals no gold answer
+        return sentence  # it is no number, and so equals no gold answer
     return value if formula and _word_after(sentence, end) not in SCALES else value + _unit_after(sentence, end)
 
 
@@ -247,7 +246,7 @@ def _word_after(text, end):
 
 
 def _unit_after(text, end):
-    """Up to three words of scale or unit after a number that ends at `end`, as written; '' without one."""
+    """The text of up to three words of scale or unit after a number that ends at `end`; '' without one."""
     start = end
     for _ in range(3):
         word_after = _word_after(text, end)
@@ -259,7 +258,7 @@ def _unit_after(text, end):
 
 
 def first_number(line: str) -> str:
-    """The number at the beginning of a line, with its unit; '' without one."""
+    """The number at the beginning of a line, with its unit; the whole line for a hedged number or a range; else ''."""
     line = line.lstrip('$* ')
     number = PIECE.match(line)
     if not number or not number[1]:
@@ -294,7 +293,7 @@ def first_word(text: str) -> str | None:
 
 
 def pick_values(text: str) -> list[str]:
-    """A text's formulas, and its numbers outside formulas, in order; neighbouring formulas are joined to one list."""
+    """A text's formulas, and its numbers outside formulas, in order; neighbouring formulas become one, with commas."""
     return [value for _, _, value, _ in _pieces(text)]
 
 
@@ -309,7 +308,7 @@ def _pieces(text):
         value = text[opened.end() : match.start()] if opened else ''
         money = opened and match[0] == '$' and value[:1].isdigit() and text[match.end() : match.end() + 1].isdigit()
         if opened is None or money or not 0 < len(value.strip()) <= LONGEST or first_word(value):
-            opened = match  # the previous sign opened no formula: it may be a sign of money
+            opened = match  # the sign before was no formula's beginning; it may be a sign of money
             continue
         start, opened = opened.start(), None
         while pieces and pieces[-1][0] >= start:

@@ -41,7 +41,7 @@ def fraction(text: str) -> Fraction | None:
 
 
 def work_out(text: str) -> Fraction | None:
-    """As fraction, but also works out + - * / and whole powers; None for other texts and for very long ones."""
+    """The exact value of a canonical text with + - * / and whole powers; None for other texts and very long ones."""
     number = fraction(text)
     if number is not None or len(text) > 2 * DIGITS:
         return number

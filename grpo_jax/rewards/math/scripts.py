@@ -1,7 +1,7 @@
-r"""Reads answers in other scripts than Latin: their digits and signs, and the value that their words stand around.
+r"""Reads answers in other scripts than Latin: translates digits and signs, and finds the value among words.
 
-Words are known by kind alone: those before an answer, scales, counters, endings of sentences, and what makes a value no
-answer (not, at least, half). A text with more than one value, or with a word of the last kind, stays as it is.
+Words are known by kind alone: words before an answer (MARK), scales, counters, endings of sentences, and words that
+make a value no answer (HEDGED: not, at least, half). A text with several values, or with a HEDGED word, stays as it is.
 """
 
 # ruff: noqa: RUF001
@@ -18,6 +18,7 @@ class _Characters(dict):
     """For str.translate: digits of any script as ASCII, full-width signs in usual width, '' for marks without width."""
 
     def __missing__(self, code):
+        """The text for a character code that is looked up the first time; it is kept."""
         character, category = chr(code), unicodedata.category(chr(code))
         if category == 'Nd':
             character = str(unicodedata.decimal(character))
@@ -28,7 +29,7 @@ class _Characters(dict):
             character = FORMS[form] + plain.replace('\u2044', '/').replace('\u2212', '-')
         elif unicodedata.east_asian_width(character) == 'F':
             character = unicodedata.normalize('NFKC', character)
-        self[code] = SIGNS.get(character, character)  # of the characters that a text has, each is worked out once
+        self[code] = SIGNS.get(character, character)  # each character is worked out once
         return self[code]
 
 
@@ -39,7 +40,7 @@ LONE_NUMERAL = re.compile(r'\W*[〇零一二三四五六七八九十百千万億
 LETTERS = '\u0400-\u1cff\u3005-\u3007\u3040-\u312f\u3131-\u9fff\ua960-\ud7fb\uf900-\ufaff\ufb50-\ufdff\ufe70-\ufefc'
 FOREIGN = re.compile(f'[{LETTERS}]')
 ARABIC, DEVANAGARI = '[\u0600-\u06ff]', '[\u0900-\u097f]'
-# after the last of these the answer stands
+# the answer stands after the last of these
 MARK = re.compile(
     rf'答案|答え|解答|正解|答(?=[:是为は])|(?<!不)[选選](?![项項択择擇])|[정해]?답(?=[은는이: ])|'
     rf'(?<!\w)(?i:ответ)(?!\w)|उत्तर|जवाब|(?<!ليس )(?<!ليس ال)(?<!ليست ال)(?:ال)?(?:جواب|[إا]جابة)(?!{ARABIC})'
@@ -100,7 +101,7 @@ WORDS_BEHIND = 4  # with more words behind its number a text is a sentence about
 
 
 def translate(text: str) -> str:
-    """The text with CHARACTERS translated."""
+    """The text with digits and signs of other scripts as ASCII, by CHARACTERS."""
     return text if text.isascii() else text.translate(CHARACTERS)
 
 
@@ -110,9 +111,9 @@ def is_foreign(text: str) -> bool:
 
 
 def read_value(text: str) -> str:
-    r"""The one value among foreign words, with the word after it as \text{unit}; another text unchanged.
+    r"""The one value among foreign words, with a unit after it as \text{unit}; any other text unchanged.
 
-    text: with CHARACTERS translated.
+    text: as `translate` returns it. A text that says that there is no solution gives \emptyset.
     """
     if not is_foreign(text):
         return text
@@ -139,13 +140,13 @@ def read_value(text: str) -> str:
 
 
 def _share(match):
-    """2/3 for the Chinese, Japanese and Korean order, in which 3 comes first; a percentage for a hundred."""
+    """2/3 for a match of SHARE, which has the denominator 3 first; 25% for 25 hundredths."""
     below, above = match.groups()
     return f'{above}%' if below == '100' else f'{above}/{below}'
 
 
 def _write_numerals(text):
-    """A text without digits, whose Chinese numerals are written in digits; one that may mean `a` stays."""
+    """A text with its Chinese numerals in digits; a text that has digits already, and a 一 that may mean `a`, stay."""
     if re.search('[0-9]', text):
         return text
 
@@ -159,10 +160,10 @@ def _write_numerals(text):
 
 
 def _numeral(text):
-    """The number of a Chinese numeral, of digits alone or with tens, hundreds, ... after them."""
+    """The number of a Chinese numeral, written in digits alone or with words for ten, hundred, ... after digits."""
     total = part = digit = 0
     for character in text:
-        number = int(unicodedata.numeric(character, 2))  # the simplified pair has no value in the tables
+        number = int(unicodedata.numeric(character, 2))  # Unicode's tables have no value for 两, two
         if number < 10:
             digit = 10 * digit + number
         elif number < 10_000:

@@ -13,7 +13,7 @@ from grpo_jax.rewards.math.units import COMPOUND, PERCENT, SPACE, add_units, sig
 
 LONGEST = 1000  # characters of an answer; longer text is noise
 CACHED = 4096  # texts whose spelling is remembered, since each is looked up several times
-LAYERS = 8  # brackets around an answer that are removed
+LAYERS = 8  # the most brackets around an answer that are removed
 
 CHARACTERS = str.maketrans(
     {chr(code): ' ' for code in (*range(32), 127, 0xA0, 0x2009, 0x202F)}
@@ -39,7 +39,7 @@ CHARACTERS = str.maketrans(
         '°': r'^\circ ',
     }
 )
-# (pattern, what stands for it, whether it begins with a backslash, so that most texts do not have it)
+# (pattern, replacement, whether the pattern can match only in a text with a backslash)
 SPELLINGS = [
     (re.compile(pattern), replacement, pattern.startswith(r'\\') and pattern[2] != '?')
     for pattern, replacement in [
@@ -80,7 +80,7 @@ COLUMN = re.compile(r'\\begin\{([pb]?matrix)\}([^&]*\\\\[^&]*)\\end\{\1\}')
 STRAY = re.compile(r'^[^=]*(?<=\s)\\\$\s*=')  # a formula that ends in an escaped dollar, before an equals sign
 COMMAND = re.compile(r'\\[A-Za-z]+')
 NAMED = re.compile(r'\\text\s*\{[^{}]*\}|[A-Za-z][a-z]{2,}(?: [A-Za-z]+)*')  # a name in words, as in Area = 5
-OPTION = re.compile(r'[\s*$]*(?:\\text\w*\s*\{\s*)?(?:(?i:option|choice)\b|[(\[]?[A-Ja-h][)\].:])')  # its beginning
+OPTION = re.compile(r'[\s*$]*(?:\\text\w*\s*\{\s*)?(?:(?i:option|choice)\b|[(\[]?[A-Ja-h][)\].:])')  # an option begins
 # 1.234,56 and 1.234.567 and 1 234,5 and 1'234.5
 EUROPEAN = re.compile(
     r"(?<![0-9.,'])[0-9]{1,3}(?:(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,}|(?: [0-9]{3})+,[0-9]{1,2}|"
@@ -99,7 +99,7 @@ def canonicalize(text: str) -> str | None:
 
 @functools.lru_cache(CACHED)
 def _canonicalize(text):
-    """As canonicalize, for a text of at most LONGEST characters; remembered."""
+    """canonicalize, cached, for a text of at most LONGEST characters."""
     if SIMPLE.fullmatch(text):
         return str(int(text))
     text = words.read_words(text) or scripts.read_value(scripts.translate(text))
@@ -126,20 +126,20 @@ def _canonicalize(text):
 
 
 def _write_decimal(match):
-    """A number with the separators of other languages, with a point before its decimals alone."""
+    """A match of EUROPEAN with a point before its decimals, and no other separator."""
     if "'" in match[0]:
         return match[0].replace("'", '')
     return match[0].replace('.', '').replace(' ', '').replace(',', '.')
 
 
 def respell(text: str) -> str | None:
-    """The text with one spelling for each sign and command; None without letters and digits, and beyond LONGEST."""
+    """The text with one spelling for each sign and command; None without letters and digits, or if over LONGEST."""
     return None if len(text) > LONGEST else _respell(text)
 
 
 @functools.lru_cache(CACHED)
 def _respell(text):
-    """As respell, for a text of at most LONGEST characters; remembered."""
+    """respell, cached, for a text of at most LONGEST characters."""
     text = COMPOUND.sub(add_units, words.write_signs(scripts.translate(text)))
     text = ' '.join(text.translate(CHARACTERS).split())
     if r'\begin' not in text:
@@ -172,9 +172,10 @@ def _unwrap(text):
 
 
 def _result(text, percent):
-    r"""The result that an equation states; other texts, equations with letters and untrue ones unchanged.
+    r"""The last side of an equation, which states its result; any other text, and an untrue equation, unchanged.
 
-    5 for `2 + 3 = 5`, `= 5` and `Area = 5`; 2/3 for `2/3 \approx 0.67`. percent: whether the answer has a percent sign.
+    5 for `2 + 3 = 5`, `= 5` and `Area = 5`; 2/3 for `2/3 \approx 0.67`; `x = 5` is unchanged.
+    percent: whether the answer has a percent sign.
     """
     before, about, after = text.partition(r'\approx')
     if about and _is_untrue([before.strip(ENDS), after.strip(ENDS)], percent):
@@ -190,9 +191,9 @@ def _result(text, percent):
 
 
 def _is_untrue(sides, percent):
-    """Whether a chain of equations is wrong: a side's number differs from the last side's by more than rounding.
+    """Whether a chain of equations is wrong: the number of a side differs from the last by more than rounding.
 
-    percent: whether a factor of 100 is right too, since the answer has a percent sign.
+    sides: their texts; percent: whether a factor of 100 is no fault, since the answer has a percent sign.
     """
     numbers = [
         (number, ROUNDED.fullmatch(side))

@@ -6,7 +6,7 @@ import re
 from grpo_jax.rewards.math.numbers import work_out
 from grpo_jax.rewards.math.scripts import is_foreign
 
-# spelling without the plural's s -> ours, or '' where the problem names the unit
+# spelling without the plural's s -> one spelling, or '' for units that the problem names
 UNITS = {
     spelling: spellings.split()[0]
     for spellings in (
@@ -143,7 +143,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def add_units(match: re.Match) -> str:
-    """3/2 hour for COMPOUND's 1 hour 30 minutes; quantities of two kinds as they are."""
+    """One quantity for a match of COMPOUND: `3/2 hour` for `1 hour 30 minutes`; unchanged where units do not fit."""
     one, other = (measured(Fraction(1), f'\\text{{{UNITS.get(match[i].lower())}}}') for i in (2, 5))
     if not one or not other or one[0] != other[0] or one[2] <= other[2]:
         return match[0]
@@ -162,15 +162,15 @@ def sign_of(text: str, number: Fraction) -> str:
 
 
 def same_units(unit: str, other: str) -> bool:
-    """Whether two units of split_unit are compatible: equal, or one is missing and the other is not percent."""
-    if unit and other and not (unit + other).isascii():  # in languages with endings
+    """Whether two units from split_unit are compatible: equal, or one is missing and the other is not percent."""
+    if unit and other and not (unit + other).isascii():  # such words are equal up to their endings
         same = next((i for i, (a, b) in enumerate(zip(unit, other, strict=False)) if a != b), len(unit))
         return unit == other or same - len(r'\text{') >= max(3, len(max(unit, other, key=len)) - len(r'\text{}') - 3)
     return unit == other or (not (unit and other) and '%' not in unit + other)
 
 
 def measured(number: Fraction | None, unit: str) -> tuple[str, str, Fraction] | None:
-    """(what the unit measures, its power, the number in the unit whose size is 1); None for a unit that SIZES lacks."""
+    """(what a unit measures, its power, the number converted to size 1); None where SIZES lacks the unit."""
     match = re.fullmatch(r'\\text\{([a-z]+)\}(?:\^([23]))?', unit)
     if number is None or not match or match[1] not in SIZES:
         return None
@@ -179,7 +179,7 @@ def measured(number: Fraction | None, unit: str) -> tuple[str, str, Fraction] | 
 
 
 def minutes(value: str, unit: str) -> tuple[int, bool] | None:
-    """The minutes since midnight of a clock time, and whether it says which half of the day; None for other texts."""
+    """(minutes since midnight, whether am or pm is given) of a clock time like 3:45; None for other texts."""
     clock = re.fullmatch('([0-9]{1,2})(?::([0-5][0-9]))?', value)
     half = {r'\text{am}': 0, r'\text{pm}': 12}.get(unit)
     if not clock or (half is None and (unit or not clock[2])) or int(clock[1]) > (24 if half is None else 12):

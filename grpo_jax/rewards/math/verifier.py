@@ -42,33 +42,33 @@ NAME = re.compile(r"(?=.{4}|[^A-Z]*[A-Z]|.$)[A-Za-z][A-Za-z' -]*")  # a name, no
 def reward(completion: str, example: Example, *, pool: Pool, percent: bool = False) -> float | None:
     """1.0 if the completion's answer equals example.answer, else 0.0; None without a gold answer.
 
-    percent: whether 25 % answers 0.25 too, and the other way round.
-    Where only algebra can tell, a worker of the pool does it; raises workers.Expired or Died where that was killed.
+    percent: whether 25 % equals 0.25. Where only algebra can decide, a worker of the pool does (see are_equivalent).
+    Raises workers.Expired or workers.Died when that worker was killed.
     """
     return _judge(completion, example, pool, boxed=False, percent=percent)
 
 
 def strict(completion: str, example: Example, *, pool: Pool, percent: bool = False) -> float | None:
-    r"""As reward, but only an answer in \boxed{} or after #### counts."""
+    r"""As reward, but a completion without an answer in \boxed{} or after #### gets 0.0."""
     return _judge(completion, example, pool, boxed=True, percent=percent)
 
 
 def same(answer: str, other: str) -> bool:
-    """Whether two extracted answers are surely the same in two spellings; no algebra is tried."""
+    """Whether two extracted answers are the same without doubt; no algebra is tried. See decide."""
     return decide(answer, other) is True
 
 
 @functools.lru_cache(CACHED)
 def _gold(text):
-    """As extraction.gold_answer, remembered; None for what data sets have in an answer's place."""
+    """The gold answer in canonical form, cached; None for a text without one, and for a placeholder (NO_ANSWER)."""
     return None if NO_ANSWER.fullmatch(text) else extraction.gold_answer(words.write_bases(text))
 
 
 def _judge(completion, example, pool, boxed, percent):
     """1.0 if a completion's answer is right, else 0.0; None without a gold answer.
 
-    An answer that only repeats the question, or a number of it, is wrong too. boxed: as in extraction.answer; percent:
-    as in reward.
+    An answer that repeats a formula or a quantity of the problem, instead of its value, is wrong (see echo). boxed: as
+    in extraction.answer; percent: as in reward.
     """
     gold = _gold(example.answer)
     if gold is None:
@@ -98,7 +98,7 @@ def _judge(completion, example, pool, boxed, percent):
 
 
 def _says(completion, gold):
-    """Whether a text's last statement is the gold answer in words, alone or after `is`; a reason may follow `yes`."""
+    """Whether a completion ends with the gold answer in words: `Paris`, `It is Paris`, `Yes, because ...`."""
     stated, gold = (
         choice.TEXT.sub(r'\1', choice.stated(text)).strip(' .!*_$`"').casefold() for text in (completion, gold)
     )
@@ -107,7 +107,10 @@ def _says(completion, gold):
 
 
 def _is_share(gold, answer, gold_sign, sign):
-    """Whether two canonical texts are one number, once as a percentage. gold_sign, sign: their percent signs."""
+    """Whether two canonical texts are one number, in one of them as a percentage.
+
+    gold_sign, sign: the match of a percent sign in each text as it was written, or None.
+    """
     a, b = _number(split_unit(gold)[0]), _number(split_unit(answer)[0])
     if a is None or b is None or (gold_sign is None) == (sign is None):
         return False
@@ -115,7 +118,7 @@ def _is_share(gold, answer, gold_sign, sign):
 
 
 def _as_written(text, gold):
-    """An answer to a gold number: 2 and 3/4 is no list, nor is 2,5 where the gold one is written with a point."""
+    """The answer `text` to a gold number, respelled: `2 and 3/4` as 2 3/4, and 2,5 as 2.5 if `gold` has a point."""
     text = MIXED.sub(r'\1 \2', text) if ' and ' in text else text
     return re.sub(r'(?<![0-9,.])([0-9]+),([0-9])(?![0-9,.])', r'\1.\2', text) if ',' in text and '.' in gold else text
 
@@ -170,14 +173,14 @@ def decide(gold: str, answer: str) -> bool | None:
 
 
 def _quantity(value, unit):
-    """The number of units.measured, also of a value that ends in the letter of a unit; None without a number."""
+    """units.measured of a value and its unit; the unit may be a letter at the end of the value. None without a unit."""
     if not unit and value[-1:].isalpha():
         value, unit = value[:-1], f'\\text{{{value[-1]}}}'
     return measured(_number(value), unit) if unit else None
 
 
 def _decide_options(letter, gold, other, answer):
-    """As decide, where a text is an option. letter, other: the letters of the two, '' for none; then the contents."""
+    """As decide, where a text is an option. letter, gold: the gold option, split; other, answer: the answer, split."""
     if letter and other:
         return letter == other and (
             not (gold and answer) or choice.LETTER.fullmatch(gold) is not None or decide(gold, answer)
@@ -188,15 +191,15 @@ def _decide_options(letter, gold, other, answer):
 
 
 def _same_time(time, other):
-    """Whether two clock times of units.minutes are the same; one may leave open which half of the day it is."""
+    """Whether two clock times, from units.minutes, are the same; one may lack am or pm."""
     (one, known), (two, other_known) = time, other
     return one == two or (known != other_known and (two if known else one) < 13 * 60 and one % 720 == two % 720)
 
 
 def _decide_forms(gold, answer, a, b):
-    """As decide, where a number meets an equation, list or words, and where statements differ; else None.
+    """As decide, where one text is a number and the other is not, and where their statements differ; else None.
 
-    a, b: the numbers of the two texts, None for a text without.
+    a, b: the numbers of gold and answer; None for a text that is no number.
     """
     for number, text in ((a, answer), (b, gold)):
         if number is None:
@@ -213,7 +216,7 @@ def _decide_forms(gold, answer, a, b):
     return False if statement(gold) != statement(answer) else None
 
 
-_number = functools.lru_cache(CACHED)(work_out)  # remembered
+_number = functools.lru_cache(CACHED)(work_out)
 
 
 def _decide_parts(gold, answer):
@@ -239,9 +242,9 @@ def _decide_parts(gold, answer):
 
 
 def _bracketed(text):
-    """The intervals of inequalities for one letter, as (1,3], joined by unions; the point of y = 3, x = 4.
+    r"""A text in brackets: (1,3] for `1 < x \le 3`, joined by unions for several; (4,3) for `y = 3, x = 4`.
 
-    Another text is unchanged. Letters of a point follow each other in the alphabet.
+    The letters of such a point must follow each other in the alphabet. Any other text is unchanged.
     """
     assigned = sorted(match.groups() for part in split_list(text) if (match := ASSIGNED.fullmatch(part)))
     letters = ''.join(letter for letter, _ in assigned)
@@ -271,12 +274,12 @@ def _bracketed(text):
 
 
 def _pair_up(allowed):
-    """Whether rows can be matched to different columns. allowed[row][column]: bool, whether the two may be paired."""
+    """Whether each row can have a column of its own. allowed[row][column]: bool, whether the two may be paired."""
     return -1 not in maximum_bipartite_matching(csr_array(np.array(allowed, np.int8)))
 
 
 def _same_fraction(a, b):
-    """Whether two Fractions are equal, or one has endless decimals and the other stands for it (see _rounds)."""
+    """Whether two Fractions are equal, or one has endless decimals and the other is its rounded value (see _rounds)."""
     return a == b or ((_places(a) is None or _places(b) is None) and (_rounds(a, b) or _rounds(b, a)))
 
 
@@ -300,7 +303,7 @@ def _places(number):
 
 
 def are_equivalent(gold: str, answer: str) -> bool:
-    """Whether math-verify finds two canonical texts equal, with exact numbers; it may never return, so use a worker.
+    """Whether math-verify finds two canonical texts equal, with exact numbers. Call it in a worker: it may hang.
 
     y = 5 equals 5, since the problem names the letter; x = 5 does not equal y = 5. A text that math-verify cannot read
     equals nothing.
@@ -318,7 +321,7 @@ def are_equivalent(gold: str, answer: str) -> bool:
 
 
 def _with_imaginary_unit(item):
-    """A number or matrix of sympy with the imaginary unit for the letter i; other items of math-verify unchanged."""
+    """A number or matrix of sympy with the imaginary unit in place of the letter i; any other item unchanged."""
     import sympy
 
     if not isinstance(item, (sympy.Expr, sympy.MatrixBase)):
@@ -328,7 +331,7 @@ def _with_imaginary_unit(item):
 
 @functools.cache
 def _math_verify():
-    """(the module math_verify, its configs for reading a text); imported once a process, in workers alone.
+    """(the module math_verify, its configs for reading a text). Only workers import it, once each.
 
     The import takes a second. Options are those of math-verify's authors, but units are off, since decide compares
     units. math_verify has no option for exact numbers, so its function that compares numbers is replaced;
@@ -338,7 +341,7 @@ def _math_verify():
     import math_verify
     from math_verify import grader
 
-    logging.getLogger('math_verify').setLevel(logging.ERROR)  # it warns that its timeouts are off: the pool's holds
+    logging.getLogger('math_verify').setLevel(logging.ERROR)  # no warning that its timeouts are off: the pool has one
     grader.sympy_numeric_eq = _same_number
     reading = NormalizationConfig(units=False, malformed_operators=True, nits=False, boxed='none')
     return math_verify, [math_verify.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=reading)]
@@ -355,7 +358,7 @@ def _write_fractions(text):
 
 
 def _same_number(a, b, *_):
-    """Whether two sympy values are the same number: exactly, or if irrational to ten digits less than PRECISION.
+    """Whether two sympy values are the same number: exactly, or for irrational ones to PRECISION - 10 digits.
 
     Replaces math-verify's comparison, which rounds to a number of decimals and takes both 1/2**99 and 1/2**98 for 0.
     """

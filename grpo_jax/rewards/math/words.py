@@ -1,4 +1,4 @@
-"""Writes in digits and signs what English words say of numbers: `negative 3`, `two and a half`, `no solution`."""
+"""Replaces English words for numbers by digits and signs: `negative 3`, `two and a half`, `no solution`."""
 
 from fractions import Fraction
 import re
@@ -35,7 +35,7 @@ EMPTY = re.compile(
     r'(?i:(?:there (?:is|are|exists?) )?no (?:(?:real|integer|such|valid|possible) )*'
     r'(?:solutions?|roots?|values?)(?: of [a-z])?(?: exists?)?|(?:the )?(?:empty|null) set)'
 )
-# words that take an answer back; what stands after them counts
+# words that take an answer back; the answer is what follows them
 CORRECTION = re.compile(
     r'(?i:\b(?:no|nope|oops|sorry|scratch that|actually|correction)[,:!.;]|'
     r"(?<!nothing )\b(?:that|this|it|which|answer|i)(?:'s| is| was| am|'m)? (?:\w+ )?"
@@ -51,7 +51,7 @@ NO_UNITS = frozenset('and of or to in on at is are was more less than half plus 
 
 
 def write_signs(text: str) -> str:
-    """The text with signs for the words before and after its numbers; the numbers themselves stay."""
+    """The text with signs for words around numbers: -3 for `negative 3`, a bar for `0.333...`; number words stay."""
     if 'negative' in text or 'minus' in text:
         text = NEGATIVE.sub('-', text)
     if ' and ' in text:
@@ -65,26 +65,27 @@ def write_signs(text: str) -> str:
 
 
 def write_bases(text: str) -> str:
-    """1011_{2} for `1011 in base 2`."""
+    """The text with bases as subscripts: 1011_{2} for `1011 in base 2`."""
     if 'base' not in text:
         return text
     return BASE.sub(lambda match: f'_{{{match[1] if match[1].isdigit() else NUMBERS[match[1]]}}}', text)
 
 
 def _write_bar(match):
+    """The digits that a match of POINTED marks as a period, under one bar."""
     first, between, last, bar = match.groups()
     return f'\\overline{{{bar or first + (between or "") + (last or "")}}}'
 
 
 def _write_period(match):
-    """The decimal with a bar over its period, where at least half of its digits are of the period."""
+    """A match of ENDLESS with a bar over its period; unchanged where fewer digits repeat than stand before them."""
     before, repeated, period = match.groups()
     short = len(repeated) < len(before.partition('.')[2])
     return match[0] if short else f'{before}\\overline{{{period}}}'
 
 
 def read_words(text: str) -> str | None:
-    """A text of number words, and a unit at most, with the number in digits; None for other texts."""
+    """A text of number words, and perhaps a unit, with the number in digits; None for any other text."""
     match = LEADING.fullmatch(text)
     words = match[1].lower().replace('-', ' ').split() if match and len(match[1]) < LONGEST_LINE else []
     if not words or words[0] not in FIRST:
@@ -122,9 +123,9 @@ def _cardinal(text):
 
 
 def read_statement(line: str) -> str | None:
-    r"""The number in words that a line without digits is, or ends with after a verb; None for other lines.
+    r"""The number, in digits, of a line that is number words or ends with them after a verb; None for other lines.
 
-    \emptyset for a line that says that there is no solution.
+    line: without digits. A line which says that there is no solution gives \emptyset.
     """
     line = line.strip(' \t*_.!$')
     if len(line) > LONGEST_LINE:

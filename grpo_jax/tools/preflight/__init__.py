@@ -1,1 +1,1 @@
-"""Tells whether a run fits TPUs that are not here, and its least time there: `python -m grpo_jax preflight`."""
+"""Tells whether a run fits TPUs or GPUs that are not here: `python -m grpo_jax preflight`; see __main__.py."""

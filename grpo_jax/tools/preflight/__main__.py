@@ -16,7 +16,7 @@ os.environ |= {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}
 os.environ |= {'TPU_WORKER_HOSTNAMES': 'localhost', 'TPU_ACCELERATOR_TYPE': 'v5litepod-4'}
 os.environ |= {
     'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
-    # a GPU that is here compiles for GPUs where the user asks for it
+    # if the user asks for it, a GPU of this machine compiles for GPUs
     'JAX_PLATFORMS': 'cuda'
     if os.environ.get('JAX_PLATFORMS') == 'cuda' and any(word.startswith('--topology=gpu:') for word in sys.argv)
     else 'cpu',
@@ -36,9 +36,9 @@ from grpo_jax.tools.preflight import advice, compiler, plan, report, scale, sear
 
 
 def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, sizes: Sequence[int]) -> int:
-    """Compiles and prints a plan, and changes that fit when the plan does not. Returns the exit status.
+    """Compiles a plan and prints the verdict, with changes that fit when the plan does not. Returns the exit status.
 
-    output: '', a file for JSON, or '-' to print JSON instead of tables; sizes: numbers of chips to predict for.
+    output: '', a file for JSON, or '-' to print JSON instead of tables; sizes: numbers of chips for scale.predict.
     """
     shown = output != '-'
     if shown:
@@ -74,7 +74,7 @@ def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str,
 def run_search(
     planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str, most: int, host_seconds: float
 ) -> int:
-    """Compiles the config's own setting and at most `most` others of a search, and prints them, the best first.
+    """Searches for the fastest setting: compiles the config's own and at most `most` others; prints the best first.
 
     output: as in run; host_seconds: the host's part of a step, added to each printed time. Returns the exit status: 0
     if the best setting fits, else 1.

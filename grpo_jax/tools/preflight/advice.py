@@ -1,4 +1,4 @@
-"""Finds changes with which a config fits: orders candidates by cost, and compiles the likely ones."""
+"""Finds changes with which a config fits its devices: orders candidates by cost, and compiles the likely ones."""
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
@@ -27,7 +27,7 @@ GIB = 2**30
 
 
 class Costs(NamedTuple):
-    """How unwelcome each change is. A candidate's sum has no unit and only orders the candidates."""
+    """The cost of each kind of change: how unwelcome it is. A candidate's sum has no unit, and only gives an order."""
 
     larger_slice: float = 20.0  # a size up: more money, and chips that may not be free
     half_prompts: float = 6.0  # a halving: the only change that changes results
@@ -45,19 +45,19 @@ COSTS = Costs()
 
 
 class Candidate(NamedTuple):
-    """A change of the config."""
+    """A change of the config and perhaps of the topology, with a cost."""
 
     cost: float  # sum of Costs
     topology: str
     overrides: dict[str, Any]  # by dotted key
-    smaller_cache: bool  # whether rollout.cache_gib becomes the memory that is left
+    smaller_cache: bool  # whether rollout.cache_gib is set to the memory that is left
 
     def is_mesh(self, plan: plans.PlannedRun) -> bool:
-        """Whether only the mesh changes."""
+        """Whether the candidate changes only the mesh of the plan."""
         return self.topology == plan.topology and all(key.startswith('mesh.') for key in self.overrides)
 
     def add_overrides(self, cost: float, **overrides: Any) -> 'Candidate':
-        """Returns the candidate with more overrides and a higher cost; a keyword has __ for the dot of its key."""
+        """Returns the candidate with further overrides and `cost` added; mesh__data=2 stands for {'mesh.data': 2}."""
         changes = {key.replace('__', '.'): value for key, value in overrides.items()}
         return self._replace(cost=self.cost + cost, overrides=self.overrides | changes)
 
@@ -88,7 +88,7 @@ def advise(
 
 @contextlib.contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Suppresses a config's warnings in the block; the first plan's config has already caused them."""
+    """Suppresses warnings in the block, since the first plan of the config has already given them."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -98,7 +98,7 @@ def suppress_warnings() -> Iterator[None]:
 
 
 def candidate_flags(plan: plans.PlannedRun, candidate: Candidate) -> str:
-    """Returns the flags that turn the plan into a candidate, as text; of a changed mesh they name each axis above 1."""
+    """Returns the flags, as text, that turn the plan into a candidate; of a changed mesh each axis above 1 is named."""
     overrides = candidate.overrides
     if any(key.startswith('mesh.') for key in overrides):
         axes = {f'mesh.{axis}': overrides.get(f'mesh.{axis}', plan.config.mesh[axis]) for axis in AXES}
@@ -111,9 +111,9 @@ def candidate_flags(plan: plans.PlannedRun, candidate: Candidate) -> str:
 
 
 def train_flags(plan: plans.PlannedRun, given: Sequence[str], candidate: Candidate | None = None) -> str:
-    """Returns the flags to train with, as text: the command line's flags, the mesh, and the candidate's changes.
+    """Returns the flags to train with, as text: the --config flags given, the mesh, and the candidate's changes.
 
-    given: the words of the command line. A key that the candidate changes is left out of them.
+    given: the words of the command line, of which keys that the mesh or the candidate sets are left out.
     """
     overrides = {f'mesh.{name}': size for name in (*AXES, 'sampler') if (size := plan.config.mesh.get(name, 0)) > 1}
     if candidate is None:
@@ -125,7 +125,7 @@ def train_flags(plan: plans.PlannedRun, given: Sequence[str], candidate: Candida
 
 
 def list_candidates(plan: plans.PlannedRun) -> list[Candidate]:
-    """Returns the candidates, cheapest first: first without effect on results, then fewer prompts, then more chips."""
+    """Returns the candidates, cheapest first: changes without effect on results, fewer prompts, then more chips."""
     remat, offload = plan.config.learner.remat, set(plan.config.learner.offload)
     every = list(_meshes_and_batches(plan))
     every += [
@@ -148,7 +148,7 @@ def list_candidates(plan: plans.PlannedRun) -> list[Candidate]:
 
 
 def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
-    """Yields candidates with other slices, meshes, prompts a step and microbatches, and the plan itself among them."""
+    """Yields candidates of all slices, meshes, prompts a step and microbatches; one of them changes nothing."""
     config, own = plan.config, meshes.sizes_of(plan.config.mesh)
     kind, _, size = plan.topology.partition(':')
     sizes = SLICES.get(kind, ())
@@ -179,7 +179,10 @@ def _meshes_and_batches(plan: plans.PlannedRun) -> Iterator[Candidate]:
 def plan_candidate(
     plan: plans.PlannedRun, candidate: Candidate, base: Verdict
 ) -> tuple[Candidate, plans.PlannedRun] | None:
-    """Returns (the candidate with its cache's size, its plan) if the plan fits by an estimate from base; else None."""
+    """Returns (candidate, its plan) if the plan fits by an estimate from the compiled `base`; else None.
+
+    A candidate with smaller_cache is returned with the override rollout.cache_gib.
+    """
     try:
         changed = plan_changes(plan, candidate)
         phases, cache = estimate_memory(changed, base)
@@ -209,8 +212,8 @@ def estimate_memory(plan: plans.PlannedRun, base: Verdict) -> tuple[dict[str, An
     """Estimates a plan's memory on a device, in bytes, from the compiled base.
 
     Returns ({phase: bytes in use without the cache}, bytes of the cache), for the phases update, logprobs and rollout.
-    State and sampler weights are exact. Temporaries scale from the base: an update's (without two copies of the
-    gradient) with the tokens of a microbatch on a device, a logprobs pass's with the rows of the batch, and all with
+    State and sampler weights are exact. Temporaries are scaled from the base: in an update (without two copies of the
+    gradient) by the tokens of a microbatch on a device, in a logprobs pass by the rows of the batch, and everywhere by
     1 / tensor.
     """
     before, (state, _), trained = base.plan, plan.state_bytes(), plan.trained_bytes()

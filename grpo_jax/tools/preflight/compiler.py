@@ -1,4 +1,4 @@
-"""Compiles programs for absent devices, on all cores, and caches their sizes and texts in a folder."""
+"""Compiles programs for absent devices, on all cores, and keeps their sizes and texts in a cache folder."""
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
@@ -27,20 +27,20 @@ FLAGS = ('LIBTPU_INIT_ARGS', 'XLA_FLAGS')  # environment variables that change t
 
 
 class Compiling(NamedTuple):
-    """How programs are compiled."""
+    """How `measure` compiles programs."""
 
     cache: str  # folder of programs that were compiled before
-    progress: Callable[[str, dict, int, int], Any]  # called with (name, fields of Measured, done, all) after each one
+    progress: Callable[[str, dict, int, int], Any]  # called as print_progress after each program
     at_once: int  # programs that are compiled at a time
 
 
 class Measured(NamedTuple):
     """The sizes and costs of a compiled program, for one device and one run of the program."""
 
-    seconds: float  # to compile it, beside other programs
+    seconds: float  # that compiling took, beside other programs
     cached: bool
     arguments: int
-    outputs: int  # without those that take an argument's place
+    outputs: int  # without results that are written over an argument
     temporaries: int
     peak: int  # the most bytes in use at one time, by the compiler's own count; 0 when it gives none
     traffic: float  # bytes read from and written to main memory
@@ -68,12 +68,12 @@ class Measured(NamedTuple):
 
     @property
     def repeated_share(self) -> float:
-        """multiplied / flops - 1: the share of products that the compiled program computes again or on all devices."""
+        """multiplied / flops - 1: the share of matrix products that are computed again, or on all devices."""
         return self.multiplied / self.flops - 1 if self.flops and self.multiplied else 0.0
 
 
 def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compiling) -> list[Measured]:
-    """Traces a plan's programs one after another, compiles equal ones once, and returns the Measured of each job."""
+    """Returns the Measured of each job: traces the jobs' programs, and compiles each different one on a thread."""
     devices, slices = plan.mesh.size, plan.slices
     margin = topology.margin() if plan.on_gpus else 0.0
     compiled, results = {}, []
@@ -97,7 +97,7 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
     for job, future, operations, unknown in results:
         fields, text = future.result()
         fields = fields | {'temporaries': round(fields['temporaries'] * (1 + margin))}
-        text = '' if plan.on_gpus else text  # the reader knows TPUs' texts alone
+        text = '' if plan.on_gpus else text  # read_movement can read the texts of TPUs alone
         moved = read_movement(text, devices, slices, job.text_trip_counts)
         every.append(Measured(**fields | moved | {'flops': operations, 'unknown': unknown + moved['unknown']}))
     return every
@@ -112,7 +112,7 @@ def cache_key(text: str, topology: str, slices: int) -> str:
 
 
 def read_or_compile(key: str, lowered: jax.stages.Lowered, cache: str) -> tuple[dict[str, Any], str]:
-    """Returns compile_and_measure's values from the cache; when they are not there, compiles and adds them."""
+    """Returns compile_and_measure's values from the folder `cache`; a program that it lacks is compiled and added."""
     path = os.path.join(cache, f'{key}.json.gz')
     if os.path.exists(path):
         with gzip.open(path, 'rt', encoding='utf8') as file:
@@ -126,7 +126,7 @@ def read_or_compile(key: str, lowered: jax.stages.Lowered, cache: str) -> tuple[
 
 
 def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
-    """Returns (seconds and bytes, fields of Measured; compiled text, '' when the program does not fit the device)."""
+    """Returns ({field of Measured: seconds or bytes}, compiled text or, for a program that does not fit, '')."""
     started = time.monotonic()
     try:
         compiled = lowered.compile()
@@ -147,13 +147,16 @@ def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], st
 
 
 def read_movement(text: str, devices: int, slices: int, trip_counts: Sequence[int]) -> dict[str, Any]:
-    """Returns the fields of Measured that the text shows; trip_counts: of the loops whose text has no count."""
+    """Returns the fields of Measured that are read from a compiled text: traffic, sends, products. Zeros for no text.
+
+    devices: how many, in all slices; trip_counts: of the loops whose text has no count.
+    """
     if not text:
         return {'traffic': 0.0, 'within': {}, 'across': {}, 'unknown': 0, 'multiplied': 0.0}
     traffic, within, across = Traffic(text), {}, {}
     moved = traffic.count_program(trip_counts)
     for collective in hlo_collectives.list_collectives(text, devices, trip_counts):
-        devices_per_slice = devices // slices  # the mesh's first axis, data, spans the slices
+        devices_per_slice = devices // slices  # neighbours in the mesh, whose first axis, data, spans the slices
         leaves = any(len({device // devices_per_slice for device in group}) > 1 for group in collective.groups)
         kind = across if leaves else within
         kind[collective.op] = kind.get(collective.op, 0.0) + collective.bytes

@@ -14,9 +14,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
 def count(jaxpr: Jaxpr | ClosedJaxpr, trip_counts: Iterable[int] = ()) -> tuple[int, int]:
-    """Returns (operations of all devices together, number of loops with unknown trip count, which count once).
+    """Returns (floating-point operations of all devices together, number of loops with unknown trip count).
 
-    trip_counts: of the while loops in order of appearance, an outer loop before its inner loops.
+    jaxpr: of the traced program; trip_counts: of the while loops in order of appearance, an outer loop before its inner
+    loops. A while loop without one counts once.
     """
     counts_left, unknown = iter(trip_counts), 0
 
@@ -24,6 +25,7 @@ def count(jaxpr: Jaxpr | ClosedJaxpr, trip_counts: Iterable[int] = ()) -> tuple[
         return sum(map(count_equation, getattr(jaxpr, 'jaxpr', jaxpr).eqns))
 
     def count_equation(equation):
+        """The operations of one equation, with the equations inside a loop, branch or call."""
         nonlocal unknown
         name, params = equation.primitive.name, equation.params
         if name == 'dot_general':

@@ -1,8 +1,8 @@
 """Parses the text of a compiled program, and sums the costs of its instructions over all loops.
 
-cost_analysis() does not do: it counts a loop's body once whatever its trip count, and it counts reads of on-chip memory
-as bytes. The compiled text is scheduled, and shows layouts, memory spaces and the limits of loops. The parser reads the
-texts of jax 0.10 to 0.12 and libtpu 0.0.42; XLA does not promise to keep their form.
+cost_analysis() does not serve: it counts a loop's body once whatever the trip count, and reads of on-chip memory as
+HBM bytes. The compiled text is scheduled, and shows layouts, memory spaces and the limits of loops. The parser reads
+the texts of jax 0.10 to 0.12 and libtpu 0.0.42; XLA does not promise to keep their form.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class Array(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """One line of the text."""
+    """One instruction, a line of the text."""
 
     name: str
     op: str
@@ -51,7 +51,7 @@ class Instruction(NamedTuple):
 
     @property
     def index(self) -> int:
-        """The position in the tuple that a get-tuple-element reads."""
+        """The position that a get-tuple-element reads in its tuple."""
         return int(require_match(r'index=(\d+)', self.attributes)[1])
 
 
@@ -69,9 +69,9 @@ class Parsed(NamedTuple):
 ITEM_BYTES = {'pred': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, 'f32': 4}
 
 
-@functools.lru_cache(1)  # a text is read for its traffic, its collectives and its products
+@functools.lru_cache(1)  # one text is parsed three times: for traffic, collectives and products
 def parse(text: str) -> Parsed:
-    """Parses a compiled program's text."""
+    """Parses a compiled program's text into computations and instructions."""
     computations, entry, lines = {}, '', None
     for line in re.sub(r'/\*.*?\*/', '', text).splitlines():
         head = re.match(r'(ENTRY )?%([\w.-]+) \(.*\{$', line)
@@ -111,7 +111,7 @@ def require_match(pattern: str, text: str) -> re.Match[str]:
 
 
 def _closing_parenthesis(text):
-    """The index after the parenthesis that closes the one at the start of the text."""
+    """The index just after the parenthesis that closes the one at the start of the text."""
     depth = 0
     for i, letter in enumerate(text):
         depth += (letter == '(') - (letter == ')')
@@ -121,7 +121,7 @@ def _closing_parenthesis(text):
 
 
 def root(scope: Scope) -> Instruction:
-    """Returns the instruction with the computation's result."""
+    """Returns the instruction that gives a computation's result."""
     return next(i for i in scope.values() if i.root)
 
 
@@ -162,7 +162,7 @@ class Walk:
         self._counts_left, self._cost = trip_counts, cost
 
     def total(self, name: str, times: int = 1) -> float:
-        """Returns the cost of a computation that runs `times` times, for one of its runs."""
+        """Returns the cost of one run of the computation `name`; times: how often the program runs it, for `cost`."""
         scope, total = self.computations[name], 0
         for i in scope.values():
             if i.op == 'while':
@@ -181,10 +181,10 @@ class Walk:
 
 
 def trip_count(loop: Instruction, scope: Scope, computations: Computations) -> int | None:
-    """Returns how often a loop runs: (limit - start) / step of its counter. Returns None when the text shows no limit.
+    """Returns a loop's trip count, (limit - start) / step of the counter; None when the text shows no limit.
 
-    A counter of unknown start begins at 0, and one of unknown step goes up by 1. The loops of a windowed product are
-    unrolled and step by 2.
+    scope: the computation with the loop. An unknown start counts as 0 and an unknown step as 1; XLA's loops of windowed
+    products step by 2.
     """
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
     if known:
@@ -194,7 +194,7 @@ def trip_count(loop: Instruction, scope: Scope, computations: Computations) -> i
     if test.op != 'compare' or 'direction=LT' not in test.attributes:
         return None
     start, entered = scope[loop.operands[0]], {}
-    for name, place in _tuple_elements(condition).items():  # the numbers with which the loop is entered
+    for name, place in _tuple_elements(condition).items():  # values on entry to the loop
         entered[name] = integer_value(start.operands[place], scope, computations, {}) if start.op == 'tuple' else None
     limit = integer_value(test.operands[1], condition, computations, entered)
     if limit is None:
@@ -220,7 +220,10 @@ ARITHMETIC = {'add': int.__add__, 'subtract': int.__sub__, 'multiply': int.__mul
 
 
 def integer_value(name: str, scope: Scope, computations: Computations, known: dict[str, int | None]) -> int | None:
-    """Returns an instruction's integer result, given `known` ones by name; None when the text does not determine it."""
+    """Returns an instruction's integer result; None when the text does not determine it.
+
+    known: {name: result, or None} of instructions whose results are given.
+    """
     if name in known:
         return known[name]
     i = scope[name]

@@ -1,4 +1,4 @@
-"""Reads the collectives off a compiled program's text: which devices communicate, and how much they send."""
+"""Lists the collectives in a compiled program's text: which devices communicate, and how much they send."""
 
 from collections.abc import Iterable
 import math
@@ -34,14 +34,15 @@ SENT = {
 def list_collectives(
     text: str, devices: int, trip_counts: Iterable[int] = (), decoding: bool = False
 ) -> list[Collective]:
-    """Returns a program's collectives, in the order of the text.
+    """Returns the Collectives in a compiled program's text, in order of appearance.
 
-    devices: of all slices; trip_counts: as in Traffic.count_program; decoding: only those of one pass of the decode
-    loop. A collective that is spread over several fusions counts once.
+    devices: how many, in all slices; trip_counts: as in Traffic.count_program; decoding: whether only one pass of the
+    decode loop counts. A collective that is spread over several fusions counts once.
     """
     program, by_kind, parts = hlo.parse(text), {}, set()
 
     def cost(i: hlo.Instruction, scope: hlo.Scope, times: int, computation: str = '') -> int:
+        """Adds a collective, or the collectives in a fusion, to by_kind; 0, since Walk sums what this returns."""
         op = i.op.removesuffix('-start')
         if i.op == 'fusion':
             inner = program.computations[i.called_name('calls')]
@@ -80,7 +81,7 @@ def collective_key(attributes: str) -> tuple[str, ...] | None:
 
 
 def replica_groups(attributes: str, devices: int) -> list[list[int]]:
-    """Returns the groups of devices that communicate, as lists of positions in the mesh."""
+    """Returns the groups of devices that communicate in a collective, as lists of positions in the mesh."""
     pairs = re.search(r'(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}', attributes)
     if pairs:
         return [[int(n) for n in group.split(',')] for group in re.findall(r'\{([\d,]+)\}', pairs[1])]

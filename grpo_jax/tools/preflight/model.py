@@ -1,7 +1,7 @@
 """Estimates a step's time and memory under other settings by formulas, so that a search knows what to compile.
 
-All figures are for one chip. They leave out costs that no setting changes, so compare settings rather than read one
-figure. grpo_jax.tools.preflight.search corrects them with compiled programs.
+All figures are for one chip. They leave out costs that no setting changes, so a figure has a meaning only beside those
+for other settings. grpo_jax.tools.preflight.search corrects them with compiled programs.
 """
 
 import math
@@ -14,14 +14,14 @@ from grpo_jax.tools.preflight import plan as plans
 HALF, FLOAT = 2, 4  # bytes of a number in bfloat16 and in float32
 FILLED = 0.92  # share of packed cells that hold tokens
 SCORES = 6  # how often XLA's attention writes or reads float32 scores in a forward pass
-PASSES = {'none': 3.0, 'dots': 3.2, 'full': 4.0}  # products of an update / products of a forward pass, by remat
+PASSES = {'none': 3.0, 'dots': 3.2, 'full': 4.0}  # by remat: matrix products of an update / of a forward pass
 TOUCHES = {'none': 5, 'dots': 5, 'full': 6}  # reads and writes of each matrix in a microbatch, two gathers included
 # activations kept for the backward pass, in widths of the model for each token and layer
 KEPT = {'none': 34.0, 'dots': 14.0, 'full': 1.0}
 
 
 class Setting(NamedTuple):
-    """The settings that the search chooses."""
+    """Values of the config's settings that the search chooses."""
 
     data: int
     fsdp: int
@@ -33,17 +33,17 @@ class Setting(NamedTuple):
     offload: tuple[str, ...]
 
     def overrides(self, config: Any) -> dict[str, Any]:
-        """Returns {dotted key: value} of the fields that differ from the config."""
+        """Returns {dotted key: value} for fields that differ from the config; with microbatches also pack_columns."""
         sections = ['mesh'] * 3 + ['learner'] * 5
         fields = zip(sections, self._fields, self, setting_of(config), strict=True)
         changes = {f'{section}.{name}': value for section, name, value, now in fields if value != now}
-        if 'learner.microbatches' in changes:  # with pack_columns=-1, microbatches would decide whether rows are packed
+        if 'learner.microbatches' in changes:  # with -1, microbatches would decide whether rows are packed
             changes['learner.pack_columns'] = self.pack_columns
         return changes
 
 
 def setting_of(config: Any) -> Setting:
-    """Returns the Setting of a config whose mesh is chosen; rows are padded where microbatches cut them."""
+    """Returns the Setting of a config whose mesh is complete; pack_columns is 0 where -1 would mean padded rows."""
     mesh, learner = config.mesh, config.learner
     columns = 0 if learner.pack_columns < 0 and learner.microbatches > 1 else learner.pack_columns
     return Setting(
@@ -60,7 +60,7 @@ class Guess(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Sizes of one chip's work that the formulas share."""
+    """Amounts of one chip's work, which several formulas use."""
 
     rows: float  # completions of a step
     microbatches: int  # of a step
@@ -103,7 +103,7 @@ def guess(plan: plans.PlannedRun, setting: Setting) -> Guess:
 
 
 def _make_sizes(plan, setting):
-    """The _Sizes of a setting."""
+    """The _Sizes of a setting for the plan's model and batch."""
     model_config, shapes, tensor = plan.run.model.config, plan.shapes, setting.tensor
     learner = plan.config.learner
     rows = shapes.prompts * shapes.group_size / setting.data / setting.fsdp / plan.mesh.shape['context']
@@ -121,7 +121,7 @@ def _make_sizes(plan, setting):
     heads = model_config.heads * model_config.head_dim
     scores = (
         tokens * (shapes.queries + shapes.tokens) * model_config.layers
-    )  # causal: half of all pairs; twice: scores and values
+    )  # half of all pairs, since attention is causal, times two products: with keys and with values
     numbers = 4 * model_config.width + (3 * model_config.mlp + 4 * heads) / tensor
     moved = tokens * HALF * (model_config.layers * numbers + logits / tensor)
     if learner.attention == 'xla':
@@ -144,7 +144,7 @@ def _make_sizes(plan, setting):
 
 
 def packed_columns(plan: plans.PlannedRun) -> int:
-    """Returns the columns of the plan's packed rows; 0 when it pads rows."""
+    """Returns the columns of the plan's packed rows; 0 when rows are padded."""
     return plan.learner.sizes.columns if plan.learner.sizes else 0
 
 
@@ -154,7 +154,7 @@ def ring_share(devices: int) -> float:
 
 
 def _memory_by_phase(plan, setting, sizes):
-    """{phase: bytes in use on a chip}."""
+    """{phase: estimated bytes in use on a chip}, for update, logprobs and rollout."""
     model_config, shapes, memory = plan.run.model.config, plan.shapes, plan.chip.memory
     state = plan.state_bytes()[0] * plan.mesh.shape['fsdp'] * plan.mesh.shape['tensor'] / setting.fsdp / setting.tensor
     shard = sizes.gradients / setting.fsdp
@@ -164,7 +164,7 @@ def _memory_by_phase(plan, setting, sizes):
     if not setting.chunk:
         head = min(head, memory * logprobs.SHARE)
     kept = KEPT[setting.remat] / (setting.tensor if setting.remat != 'full' else 1)
-    in_flight = plan.config.collection.in_flight  # with some, rows without tokens begin after the carried ones
+    in_flight = plan.config.collection.in_flight  # if above 0, further rows begin after the carried ones
     rows = sizes.rows * (1 + in_flight / plan.config.data.prompts_per_step)
     cache = sizes.cached * rows * (shapes.queries / shapes.group_size + shapes.tokens * (1 + (in_flight > 0)))
     budget = plan.config.rollout.cache_gib * 2**30

@@ -42,14 +42,14 @@ MODELS = os.path.join(PACKAGE, 'configs', 'models')
 
 
 class Job(NamedTuple):
-    """A program to compile."""
+    """A program to compile, and what else is on a device while it runs."""
 
     name: str
     phase: str  # of a run: start, cold start, rollout, logprobs, update, evaluation
     trace: Callable  # () -> jax.stages.Traced
-    alive: int  # bytes on a device of other live buffers, without this program's results and temporaries
+    alive: int  # bytes on a device of other buffers in use, without this program's results and temporaries
     arguments: bool = True  # whether `alive` leaves out the program's arguments too
-    holds: tuple[str, ...] = ('state',)  # live buffers: 'state', or keys of list_jobs's sizes
+    holds: tuple[str, ...] = ('state',)  # buffers in use meanwhile: 'state', or keys of sampler_jobs's sizes
     runs: float = 0  # in a step; 0: a variant of another program, or not in every step
     # the most passes of each loop without a trip count: over steps, blocks of the prompt, blocks of each chunk
     trip_counts: tuple[int, ...] = ()
@@ -58,7 +58,7 @@ class Job(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """A run on a topology."""
+    """A run as it would be opened on the devices of a topology, with abstract arrays in place of real ones."""
 
     config: Any
     topology: str
@@ -67,7 +67,7 @@ class PlannedRun:
     chip: chips.Chip
     shapes: batches.Shapes
     learner: Learner
-    chosen: bool = False  # whether the config left all axes of the mesh open
+    chosen: bool = False  # whether training would choose all axes of the mesh
     teacher: compiled.Executable | None = None  # the teacher's program, when the algorithm has a teacher
     teacher_bytes: int = 0  # of the teacher's weights on a device
     mean_tokens: int = 0  # mean length of a completion in packed rows; 0: all at full length
@@ -84,7 +84,7 @@ class PlannedRun:
 
     @functools.cached_property
     def engine(self):
-        """The training sampler; the evaluation sampler when training reads its completions from the data."""
+        """The sampler for training; the sampler for evaluations where training reads its completions from the data."""
         if self.algorithm.source in READ_FROM_DATA:
             return self.evaluation_engine
         settings = self.run.settings
@@ -93,7 +93,7 @@ class PlannedRun:
 
     @functools.cached_property
     def evaluation_engine(self):
-        """The evaluation sampler."""
+        """The sampler for evaluations."""
         evaluation = self.config.evaluation
         shapes = evaluate.make_shapes(self.run, evaluation.samples + 1, evaluation.prompts)
         return make_run_sampler(self.run, shapes, greedy=1)
@@ -121,12 +121,12 @@ class PlannedRun:
         return compiled.device_bytes(lora.split(self.learner.abstract_state.params)[0])
 
     def fetched_reference_bytes(self) -> int:
-        """Returns the bytes on a device of an offloaded reference that the sampler fetches; 0 when it fetches none."""
+        """Returns the bytes on a device of an offloaded reference that the sampler fetches; 0 without such a fetch."""
         fetched = self.algorithm.source == 'reference' and 'reference' in self.config.learner.offload
         return fetched * self.trained_bytes()
 
     def crossing_bytes(self) -> int:
-        """Returns the bytes that each of the sampler's own devices is sent in a step; 0 where it has none."""
+        """Returns the bytes of weights sent to each of the sampler's own devices in a step; 0 without such devices."""
         spec, adapted = self.engine.programs.spec, self.run.settings.model.lora.rank > 0
         sent = lora.split(spec.abstract_params)[0] if adapted else spec.abstract_weights
         return compiled.device_bytes(sent) if self.run.sides else 0
@@ -145,7 +145,7 @@ class PlannedRun:
 
 
 def find_model(path):
-    """Returns a model's folder; without one, the folder in configs/models with the shape of a published model."""
+    """Returns the folder of a model: `path`, else a published model's shape in configs/models, else hf.find's."""
     for folder in (path, os.path.join(PACKAGE, path)):
         if path and os.path.isdir(folder):
             return folder
@@ -181,7 +181,7 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
         raise BadInput(
             '--topology', name, f'has chips that preflight does not know; name a topology of {", ".join(chips.TPUS)}'
         )
-    specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where an axis does not divide
+    specs.params(lora.policy_table(model_config, settings.model.lora), mesh)  # raises where it does not divide
     ends = tuple(hf.eos_tokens(folder, 'config.json', model_config.vocab_size)) or (0,)
     sampling = settings.sampling.for_tokenizer(None, ends, ends[0])
     settings = settings._replace(sampling=sampling)
@@ -205,10 +205,10 @@ def make(config, name: str, slices: int = 1, mean_tokens: int = 0) -> PlannedRun
 
 
 def make_stand_in(settings: Settings, name: str) -> Settings:
-    """Returns the Settings with which a CPU keeps as many bytes as the GPU `name`.
+    """Returns the Settings with which programs compiled for the CPU take as many bytes as for the GPU `name`.
 
-    The CPU multiplies float16 as it is, and bfloat16 in float32, as a T4 does. Its learner's attention writes scores to
-    memory where the GPU's does.
+    A CPU multiplies float16 as it is, but bfloat16 in float32. So bfloat16 becomes float16, except for a T4, which
+    multiplies as the CPU. The learner's attention is one that writes scores to memory if the GPU's does.
     """
     t4 = name.startswith('gpu:t4')
 
@@ -217,7 +217,7 @@ def make_stand_in(settings: Settings, name: str) -> Settings:
 
     learning = settings.learning
     if learning.attention == 'auto':
-        learning = learning._replace(attention='xla' if t4 else 'splash')  # cuDNN's kernels, like these, write none
+        learning = learning._replace(attention='xla' if t4 else 'splash')  # splash writes no scores, as cuDNN's kernels
     return settings._replace(
         model=with_half(settings.model),
         sampling=with_half(settings.sampling),
@@ -227,9 +227,9 @@ def make_stand_in(settings: Settings, name: str) -> Settings:
 
 
 def make_planned_mesh(settings: Settings, model_config: Any, name: str, count: int, slices: int) -> Settings:
-    """Returns the Settings with a mesh of `count` devices, which is chosen as training chooses it where mesh.data is 0.
+    """Returns the Settings with a mesh of `count` devices; where mesh.data is 0, the mesh is the one training chooses.
 
-    Raises BadInput for axes whose product is another number.
+    name: of the topology, for messages. Raises BadInput for axes whose product is another number.
     """
     section = settings.mesh
     teacher = settings.teacher.path and find_model(settings.teacher.path)
@@ -252,7 +252,7 @@ def make_planned_mesh(settings: Settings, model_config: Any, name: str, count: i
 
 
 def change_config(config, overrides):
-    """Returns a copy of the config with other values, by dotted key."""
+    """Returns a copy of the config with the values of overrides, {dotted key: value}."""
     config = config.copy_and_resolve_references()
     for key, value in overrides.items():
         *path, last = key.split('.')
@@ -264,13 +264,13 @@ def change_config(config, overrides):
 
 
 def list_jobs(plan):
-    """Returns (a plan's Jobs, the slowest to compile first; the sampler's bytes on a device, see sampler_jobs)."""
+    """Returns (a plan's Jobs, the slowest to compile first; the sampler's bytes on a device, from sampler_jobs)."""
     run, settings, algorithm = plan.run, plan.run.settings, plan.algorithm
     shapes, learner = plan.shapes, plan.learner
     trained, frozen = lora.split(learner.abstract_state.params)
     state, param_bytes = plan.state_bytes()
     rollout = compiled.device_bytes(batches.abstract_rollout(shapes, specs.over_rows(run.mesh)))
-    rollout *= 1 + settings.collection.staleness  # draws that wait stay on the devices
+    rollout *= 1 + settings.collection.staleness  # earlier draws wait on the devices
     jobs = [
         Job('learner.update', 'update', lambda: learner.update.program.traced, 0, runs=1),
         Job('learner.initial', 'start', lambda: learner.initial.program.trace(trained), compiled.device_bytes(frozen)),
@@ -304,7 +304,7 @@ def list_jobs(plan):
     jobs += more
     if plan.evaluation_engine is not plan.engine:
         jobs += [
-            job._replace(holds=tuple({*job.holds} & {'state', 'weights'}))  # the cache of training is not live then
+            job._replace(holds=tuple({*job.holds} & {'state', 'weights'}))  # training's cache is not in use then
             for job in sampler_jobs(plan.evaluation_engine, 'evaluation', state, param_bytes)[0]
         ]
     resting = plan.teacher_bytes * (not settings.teacher.park)
@@ -315,9 +315,9 @@ def list_jobs(plan):
 
 
 def packed_trip_counts(plan: PlannedRun) -> tuple[int, ...]:
-    """Returns (microbatches of packed rows in a minibatch,); () when rows are padded.
+    """Returns (mean number of microbatches of packed rows in a minibatch,), a tuple; () when rows are padded.
 
-    The real packer packs prompts at full length and completions of the lengths of completion_lengths.
+    The learner's packer is run on prompts of full length and on completions of the lengths of completion_lengths.
     """
     learning, shapes, sizes = plan.run.settings.learning, plan.shapes, plan.learner.sizes
     if sizes is None:
@@ -333,7 +333,7 @@ def packed_trip_counts(plan: PlannedRun) -> tuple[int, ...]:
 
 
 def completion_lengths(count: int, most: int, mean: float) -> np.ndarray:
-    """Returns i64[count], rising: quantiles of an exponential distribution of this mean, clipped at `most`."""
+    """Returns rising lengths i64[count] of this mean: quantiles of an exponential distribution, clipped at `most`."""
     places = -np.log1p(-(np.arange(count) + 0.5) / count)
     least, greatest = 0.0, 64.0 * most
     for _ in range(60):  # bisection for the scale that gives the mean
@@ -344,11 +344,12 @@ def completion_lengths(count: int, most: int, mean: float) -> np.ndarray:
 
 
 def sampler_jobs(engine, phase, state, params):
-    """Returns the Jobs of an engine's largest programs, and its {'weights', 'rollout', 'cache'} bytes on a device.
+    """Returns (Jobs of an engine's largest programs, bytes on a device {'weights', 'rollout', 'cache'}).
 
-    Programs for smaller decode batches need less memory. For an evaluation, only the largest decode program counts; its
-    other programs differ from the rollout's by the number of rows. state, params: bytes on a device of the TrainState
-    and of the policy's parameters. On devices of its own a sampler has no state, but adapters' frozen weights.
+    Programs for smaller decode batches need less memory. For an evaluation, only the largest decode program is a Job;
+    its other programs differ from the rollout's by the number of rows. phase: 'rollout' or 'evaluation'; state, params:
+    bytes on a device of the TrainState and of the policy's parameters. A sampler on devices of its own holds no
+    TrainState there, but the frozen weights below adapters.
     """
     spec, keys = engine.programs.spec, schedule.largest_programs(engine.schedule)
     adapted, apart = bool(spec.sampling.lora.rank), engine.programs.sides is not None
@@ -378,7 +379,7 @@ def sampler_jobs(engine, phase, state, params):
         elif key.kind in ('open', 'carry'):
             runs = times
         elif key.kind == 'decode':
-            # a second chunk of carried rows is for those that begin after the others, and no row decodes in both
+            # with carried rows, the second chunk is for rows that begin after them; no row decodes in both chunks
             columns = engine.schedule.chunks[: 1 if engine.schedule.carried else None]
             segments = math.ceil(sum(columns) / engine.schedule.segment)
             runs = times * segments if cache_bytes[key] == sizes['cache'] else 0
@@ -386,7 +387,7 @@ def sampler_jobs(engine, phase, state, params):
             loops = not (spec.cache_format.flat or spec.cache_format.by_layer)  # over the cache's blocks
             blocks = tuple(chunk.k.shape[1] for chunk in (cache.prompt, *cache.chunks)) if loops else ()
             trip_counts = (engine.schedule.segment, *blocks)
-        elif key.kind != 'resume':  # these read live buffers alone
+        elif key.kind != 'resume':  # other programs' arguments are among the live buffers
             alive, arguments = state + sum(sizes.values()), False
         if phase == 'rollout' or (key.kind == 'decode' and runs):
             runs *= phase == 'rollout'

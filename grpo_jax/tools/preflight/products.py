@@ -13,10 +13,14 @@ from grpo_jax.tools.preflight.hlo import Instruction, Scope
 
 
 def count(text: str, trip_counts: Iterable[int] = ()) -> float:
-    """Returns the operations of all matrix products; trip_counts: of the loops whose text has no count, in order."""
+    """Returns the floating-point operations of all matrix products in one run of a compiled program.
+
+    text: the compiled program; trip_counts: of the loops whose text has no count, in order of appearance.
+    """
     program, by_computation = hlo.parse(text), {}
 
     def cost(i: Instruction, scope: Scope, _: int) -> float:
+        """The operations of one run of an instruction, for Walk."""
         if i.op == 'fusion':
             name = i.called_name('calls')
             if name not in by_computation:
@@ -39,7 +43,7 @@ def count_dot(i: Instruction, scope: Scope) -> int:
 
 
 def count_convolution(i: Instruction, scope: Scope) -> int:
-    """Returns the operations of a convolution: 2 for each product of an input element, not padding, with the kernel."""
+    """Returns the operations of a convolution: 2 for each product of a kernel and an input element, without padding."""
     inputs, kernel = (scope[name].arrays[0].dims for name in i.operands)
     input_axes, kernel_axes, result_axes = hlo.require_match(r'dim_labels=(\w+)_(\w+)->(\w+)', i.attributes).groups()
     result, window = i.arrays[0].dims, re.search(r'window=\{([^}]*)\}', i.attributes)
@@ -56,6 +60,6 @@ def count_convolution(i: Instruction, scope: Scope) -> int:
         outputs = result[result_axes.index(str(axis))]
         length = (inputs[input_axes.index(str(axis))] - 1) * spread + 1
         places = [out * stride - before + at * apart for out in range(outputs) for at in range(size)]
-        # products along this axis: window places, over all outputs, that hold an input element
+        # products along this axis: places of the window, over all outputs, with an input element (not padding)
         products *= sum(0 <= place < length and place % spread == 0 for place in places)
     return 2 * products // (int(groups[1]) if groups else 1)

@@ -1,4 +1,4 @@
-"""Shows a verdict: as tables for people, and as JSON for programs."""
+"""Shows a Verdict as tables for people, and as JSON for programs."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    """Returns everything that is printed, for JSON; bytes, seconds and operations are those of one chip."""
+    """Returns all figures of a Verdict as a dict for JSON; bytes, seconds and operations are of one chip."""
     plan = verdict.plan
     prompts, rows = verdicts.largest_batch(verdict)
     return {
@@ -60,7 +60,7 @@ def mesh_sizes(plan: PlannedRun) -> dict[str, int]:
 
 
 def print_guess(plan: PlannedRun) -> None:
-    """Prints what formulas say of a plan before anything is compiled: memory in use, and the least time of a step."""
+    """Prints estimates by formula, before anything is compiled: a plan's memory in use, and a step's least time."""
     guess = model.guess(plan, model.setting_of(plan.config))
     most, memory = max(guess.memory.values()), plan.chip.memory
     phases = ', '.join(f'{phase} {size / GIB:.1f}' for phase, size in guess.memory.items())
@@ -74,7 +74,7 @@ def print_guess(plan: PlannedRun) -> None:
 
 
 def print_verdict(verdict: Verdict, *, legend: bool = True) -> None:
-    """Prints the tables of a verdict; legend: also what stands in each column."""
+    """Prints the tables of a verdict; legend: whether to explain each column too."""
     plan = verdict.plan
     rows, columns = plan.microbatch()
     packed = 'padded' if plan.learner.sizes is None else 'packed'
@@ -100,29 +100,29 @@ def print_verdict(verdict: Verdict, *, legend: bool = True) -> None:
     console.show_tables(*lines, phases_table(verdict), *summary(verdict), width=WIDTH)
 
 
-# heading -> what stands below it
+# heading -> explanation of the column
 PROGRAM_COLUMNS = {
     'program': '',
-    'compile\ns': 'how long the compiler took, with other programs beside',
-    'arg\nGiB': "what the program is given, on one chip, like 'out' and 'temp'",
-    'out\nGiB': 'what it returns, where that takes no place of an argument',
-    'temp\nGiB': 'what it needs only while it runs',
-    'peak\nGiB': 'the most of these at one time, as the compiler counts; 0.00: it does not say',
+    'compile\ns': 'how long the compiler took, while it compiled other programs too',
+    'arg\nGiB': "the program's arguments, on one chip",
+    'out\nGiB': 'its results, except results that are written over an argument',
+    'temp\nGiB': 'memory that it needs only while it runs',
+    'peak\nGiB': 'the most of arg, out and temp at one time, as the compiler counts; 0.00: not counted',
     'gaps\nGiB': 'arg + out + temp - peak: memory that lies idle between them',
-    'in use\nGiB': 'arg + out + temp and all that waits on the chip meanwhile; the largest one must fit',
+    'in use\nGiB': 'arg + out + temp, and all else that lies on the chip meanwhile; the largest must fit',
     'TFLOP': 'operations of its matrix products, in 10^12, with those that are computed twice',
     'HBM\nGB': "what it reads from and writes to the chip's memory",
     'collectives\nGB sent': 'what it sends to other chips, by kind',
     'products\nms': 'the least time of the matrix products alone',
     'HBM\nms': 'the least time of the reads and writes alone',
     'sent\nms': 'the least time of the sends alone: on a chip with all its links, and on one in a corner of the slice',
-    'runs\na step': 'how often it runs in a step; loops over completions count to the longest one',
+    'runs\na step': 'how often it runs in a step whose longest completion has the full length',
 }
 OF_TPUS = ('HBM\nGB', 'collectives\nGB sent', 'HBM\nms', 'sent\nms')  # columns that are not known of GPUs
 
 
 def columns_of(plan: PlannedRun) -> dict[str, str]:
-    """Returns {heading: what stands below it} of the table of programs."""
+    """Returns {heading: explanation} of the columns in the table of programs; fewer for GPUs."""
     return {name: text for name, text in PROGRAM_COLUMNS.items() if not plan.on_gpus or name not in OF_TPUS}
 
 
@@ -161,14 +161,14 @@ def programs_table(verdict: Verdict) -> rich.table.Table:
 
 
 def _sent_text(bounds, unit, digits):
-    """The communication bounds as text: the range within a slice + between slices. unit: 1 for s, 1e3 for ms."""
+    """The bounds of sends as text: a range within a slice, then + the bound between slices. unit: 1 (s) or 1e3 (ms)."""
     ends = [f'{bounds[name] * unit:.{digits}f}' for name in ('sent', 'sent_slowly')]
     between = f' + {bounds["network"] * unit:.{digits}f}' if bounds['network'] else ''
     return (ends[0] if ends[0] == ends[1] else ' to '.join(ends)) + between
 
 
 def phases_table(verdict: Verdict) -> rich.table.Table:
-    """Returns the table of the bytes in use in each phase."""
+    """Returns the table of memory in use: for each phase the parts, the sum and the program with the most."""
     headings = ['phase', 'state', "sampler's weights", 'rollout', 'cache', 'the rest', 'sum', 'free', 'most during']
     sizes, rows = {'state': verdict.plan.state_bytes()[0]} | verdict.sampler_bytes, []
     for phase, (size, name) in verdict.phases.items():
@@ -180,7 +180,7 @@ def phases_table(verdict: Verdict) -> rich.table.Table:
 
 
 def summary(verdict: Verdict) -> list[str]:
-    """Returns lines on the verdict, the largest batch, and the least time of a step."""
+    """Returns lines of text: whether the plan fits, the largest batch, host memory, and the least time of a step."""
     prompts, rows = verdicts.largest_batch(verdict)
     memory, plan = verdict.plan.chip.memory / GIB, verdict.plan
     if verdict.fits:
@@ -209,7 +209,7 @@ def summary(verdict: Verdict) -> list[str]:
         )
     if plan.teacher_bytes:
         waits = plan.run.settings.teacher.park
-        where = "wait in the hosts' memory except in its turn" if waits else 'lie there all the time'
+        where = "wait in the hosts' memory except while the teacher scores" if waits else 'stay there all the time'
         lines.append(f"{plan.teacher_bytes / GIB:.2f} GiB of a chip are the teacher's weights, which {where}")
     if verdict.fits and plan.on_gpus:
         if plan.chip.flops:

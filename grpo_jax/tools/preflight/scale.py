@@ -1,4 +1,4 @@
-"""Predicts a step on other numbers of chips by arithmetic from one compiled plan."""
+"""Predicts a step's time on other numbers of chips, by arithmetic from one compiled plan."""
 
 from collections.abc import Iterable, Sequence
 import math
@@ -15,7 +15,7 @@ LARGEST = {'v5e': 256, 'v6e': 256, 'v4': 4096, 'v5p': 8960}  # chips of a slice
 
 
 def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
-    """Returns speed and bounds, one dict for each number of chips in sizes, where a chip keeps its share of the batch.
+    """Returns a dict of mesh, bounds and speed for each number of chips in sizes; the batch grows with that number.
 
     A chip's products and traffic then stay the same. A ring over n chips sends (n - 1) / n of an array. Over s slices,
     each microbatch's float32 gradient crosses the network 2 (s - 1) / s times. On larger slices a chip has all its
@@ -68,7 +68,7 @@ def predict(verdict: Verdict, sizes: Iterable[int]) -> list[dict[str, Any]]:
 
 
 def print_predictions(predictions: Sequence[dict[str, Any]]) -> None:
-    """Prints the predictions as a table."""
+    """Prints the dicts of `predict` as a table."""
     headings = [
         'chips',
         'slices',

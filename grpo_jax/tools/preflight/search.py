@@ -1,7 +1,7 @@
 """Searches mesh, microbatches, packing, chunk, remat and offload for the fastest step that fits a slice.
 
 Formulas (grpo_jax.tools.preflight.model) order all settings. The best ones are compiled, and each compiled setting
-corrects the formulas for the rest.
+corrects the estimates of the others.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ PHASES = 'rollout', 'logprobs', 'update'
 
 
 class Tried(NamedTuple):
-    """A setting that was compiled."""
+    """A setting that was compiled, with its estimate and its verdict."""
 
     setting: model.Setting
     guess: model.Guess
@@ -48,8 +48,8 @@ class Tried(NamedTuple):
 def search(plan: plans.PlannedRun, compiling: compiler.Compiling, most: int, tell: Callable[[str], Any]) -> list[Tried]:
     """Compiles the plan's own setting and then at most `most` others, and returns them in this order.
 
-    The setting with the least estimated time comes next. The search ends early when no estimate is below the best
-    compiled setting that fits. tell(text) is called before each is compiled.
+    Each time, the setting with the least estimated time is compiled next. The search ends early when no estimate is
+    below the best compiled setting that fits. tell(text) is called before another setting is compiled.
     """
     guesses = {setting: model.guess(plan, setting) for setting in list_settings(plan)}
     own = model.setting_of(plan.config)
@@ -75,7 +75,7 @@ def search(plan: plans.PlannedRun, compiling: compiler.Compiling, most: int, tel
 
 
 def list_settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
-    """Yields all settings of the search: each mesh that divides model and batch, with each other choice."""
+    """Yields all settings of the search: each mesh of list_meshes with all values of the other fields."""
     config, shapes = plan.config, plan.shapes
     rows = shapes.prompts * shapes.group_size // config.learner.minibatches
     kept = [(), ('optimizer',)] + [('optimizer', 'reference')] * (plan.learner.abstract_state.ref_params is not None)
@@ -89,7 +89,7 @@ def list_settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
 
 
 def list_meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
-    """Yields (data, fsdp, tensor) of the meshes that divide slices, weights and prompts; context keeps its size."""
+    """Yields (data, fsdp, tensor) of each mesh that divides slices, weights and prompts; the axis context stays."""
     run, slices, context = plan.run, plan.slices, plan.mesh.shape['context']
     count = plan.mesh.size // context
     for tensor in _divisors(count // slices):
@@ -103,10 +103,11 @@ def list_meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
 
 
 def describe_split(plan: plans.PlannedRun) -> str:
-    """Returns a sentence on the split of the chips between learner and sampler with the shortest step.
+    """Returns a sentence on the best split of the chips between learner and sampler, and whether it pays.
 
-    By the formulas, for powers of two: with collection.staleness both sides work at once, and a step takes as long as
-    the slower one. It pays where one mesh, on which they take turns, takes longer. plan: without mesh.sampler.
+    Times are by the formulas, for numbers of sampler chips that are powers of two. With collection.staleness both sides
+    work at once, and a step takes as long as the slower side. A split pays if this is less than the time of one mesh,
+    on which the two take turns. plan: without mesh.sampler.
     """
     changes = {'collection.staleness': max(plan.config.collection.staleness, 1)}
     if not is_corrected(plan.config.algorithm):
@@ -114,7 +115,7 @@ def describe_split(plan: plans.PlannedRun) -> str:
     splits = []
     for count in (2**k for k in range((plan.mesh.size - 1).bit_length())):
         free = {'mesh.data': 0, 'mesh.fsdp': 1, 'mesh.tensor': 1, 'mesh.sampler': count}
-        # what does not divide or go together, and by jax what is no rectangle of chips
+        # sizes that do not divide, settings that exclude each other, and (from jax) chips that form no rectangle
         with contextlib.suppress(BadInput, AssertionError), advice.suppress_warnings():
             made = advice.plan_changes(plan, advice.Candidate(0.0, plan.topology, free | changes, smaller_cache=False))
             made.engine.schedule.fresh_batch()  # raises where not even one group fits
@@ -133,7 +134,7 @@ def describe_split(plan: plans.PlannedRun) -> str:
 
 
 def guess_sides(plan: plans.PlannedRun) -> tuple[float, float]:
-    """Returns the estimated (sampler's, learner's) seconds of a step; raises BadInput where a side lacks memory."""
+    """Returns a step's estimated seconds (sampler, learner); raises BadInput where a side has too little memory."""
     setting, sides = model.setting_of(plan.config), plan.run.sides
     guess = sampler = model.guess(plan, setting)
     if sides:
@@ -146,7 +147,7 @@ def guess_sides(plan: plans.PlannedRun) -> tuple[float, float]:
 
 
 def row_lengths(shapes: Any) -> list[int]:
-    """Returns lengths of packed rows, multiples of 256: a prompt and its group, half its group, or two completions."""
+    """Returns lengths of packed rows to try, multiples of 256: a prompt and its group, half its group, or two rows."""
     members = {shapes.group_size, max(shapes.group_size // 2, 1), min(shapes.group_size, 2)}
     return sorted({-(-(shapes.queries + n * shapes.tokens) // 256) * 256 for n in members})
 
@@ -157,26 +158,26 @@ def _divisors(n):
 
 
 def setting_flags(plan: plans.PlannedRun, setting: model.Setting) -> str:
-    """Returns the flags that turn the plan into a setting; 'as it is' without any."""
+    """Returns the flags, as text, that turn the plan into a setting; 'as it is' without any."""
     return advice.candidate_flags(plan, _as_candidate(plan, setting)) or 'as it is'
 
 
 def _as_candidate(plan, setting):
-    """The advice.Candidate, at no cost, that turns the plan into a setting."""
+    """The advice.Candidate that turns the plan into a setting, with cost 0."""
     return advice.Candidate(0.0, plan.topology, setting.overrides(plan.config), smaller_cache=False)
 
 
 def _compile_setting(plan, setting, compiling):
-    """The Tried of a setting; raises BadInput for sizes that do not divide."""
+    """Compiles the plan with a setting, and returns the Tried; raises BadInput for sizes that do not divide."""
     with advice.suppress_warnings():
         made = advice.plan_changes(plan, _as_candidate(plan, setting))
     return Tried(setting, model.guess(plan, setting), verdicts.compile_and_check(made, compiling))
 
 
 def _correct_guess(setting, guess, tried):
-    """(seconds of a step, most bytes in use, margin included) of a guess.
+    """(seconds of a step, most bytes in use) by a setting's guess, corrected; MARGIN is added to the bytes.
 
-    The guess is scaled by measured / guessed of the compiled setting with most fields in common.
+    Each figure is multiplied by compiled / guessed of the setting in `tried` that shares most fields.
     """
     nearest = max(reversed(tried), key=lambda one: sum(a == b for a, b in zip(one.setting, setting, strict=True)))
     seconds = memory = 0.0
@@ -193,7 +194,7 @@ def _correct_guess(setting, guess, tried):
 
 
 def phase_bounds(verdict: verdicts.Verdict) -> dict[str, dict[str, float]]:
-    """Returns {phase: {bound: seconds of a step}} for the phases of a step."""
+    """Returns {phase: {bound: seconds in a step}} of a verdict, summed over programs, for PHASES."""
     sums: dict[str, dict[str, float]] = {}
     for job, measured in verdict.runs:
         if job.phase in PHASES:
@@ -204,7 +205,7 @@ def phase_bounds(verdict: verdicts.Verdict) -> dict[str, dict[str, float]]:
 
 
 def make_rows(plan: plans.PlannedRun, tried: list[Tried]) -> list[dict[str, Any]]:
-    """Returns one dict for each compiled setting: those that fit first, and the fastest first."""
+    """Returns a dict of figures for each compiled setting: settings that fit before others, and faster ones first."""
     rows = [
         {
             'flags': setting_flags(plan, one.setting),
@@ -222,7 +223,7 @@ def make_rows(plan: plans.PlannedRun, tried: list[Tried]) -> list[dict[str, Any]
 def read_or_search(
     plan: plans.PlannedRun, compiling: compiler.Compiling, most: int, tell: Callable[[str], Any]
 ) -> list[dict[str, Any]]:
-    """Returns make_rows of a search; from the cache when the same search ran with the same sources and versions."""
+    """Returns make_rows of a search: from the cache if the same search ran with the same sources and versions."""
     sources = hashlib.sha256()
     for folder, _, files in sorted(os.walk(PACKAGE)):
         for name in sorted(name for name in files if name.endswith(('.py', '.json'))):
@@ -241,7 +242,7 @@ def read_or_search(
 
 
 def print_rows(plan: plans.PlannedRun, rows: list[dict[str, Any]], host_seconds: float) -> None:
-    """Prints the table, with host_seconds added to each step, and the flags of the best setting."""
+    """Prints the table of make_rows and the flags of the best setting. host_seconds: added to each step."""
     headings = [
         'step at\nleast, s',
         *(f'{phase}, s' for phase in PHASES),

@@ -1,9 +1,9 @@
-"""Devices that are not here, to compile for. A topology is a name: 'v5e:2x4', a cloud's 'v5litepod-8', 'gpu:a100-40'.
+"""Describes absent devices to compile for, named by a topology: 'v5e:2x4', a cloud's 'v5litepod-8', 'gpu:a100-40'.
 
-Absent TPUs need libtpu, and in the environment before jax is imported:
+Absent TPUs need libtpu, and these environment variables before jax is imported:
 
     TPU_SKIP_MDS_QUERY=1            libtpu does not look for the metadata server of a TPU machine
-    ALLOW_MULTIPLE_LIBTPU_LOAD=1    a lock on libtpu, of another process or left behind, does not abort this one
+    ALLOW_MULTIPLE_LIBTPU_LOAD=1    another process's lock on libtpu does not abort this process
     TPU_WORKER_HOSTNAMES=localhost  libtpu does not warn of the machine; with any accelerator type, the programs for all
     TPU_ACCELERATOR_TYPE=v5litepod-4    topologies are the same
 
@@ -35,8 +35,8 @@ SQUARES = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '
 CUBES = {4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4', 128: '4x4x8', 256: '4x8x8', 512: '8x8x8'}
 CUBES |= {1024: '8x8x16'}
 SIDES = {'v5e': SQUARES, 'v6e': SQUARES, 'v4': CUBES, 'v5p': CUBES}  # generation -> {chips: sides of a slice}
-CORES = {'v4': 2, 'v5p': 2}  # that a cloud counts for a chip in names like v5p-8
-# memory: what CUDA has of the card's. T4: of float16, since it multiplies no bfloat16
+CORES = {'v4': 2, 'v5p': 2}  # cores of a chip, which a cloud counts in names like v5p-8
+# memory: the part of the card's that CUDA can use; a T4's flops are of float16, since it multiplies no bfloat16
 GPUS = {
     't4': Chip(flops=65e12, bandwidth=320e9, memory=14.6 * GIB),
     'l4': Chip(flops=121e12, bandwidth=300e9, memory=22.0 * GIB),
@@ -51,10 +51,10 @@ MARGIN = 0.02  # added to the temporaries that the CPU counts; docs/results.md c
 
 
 def full_name(name: str) -> str:
-    """Returns 'v5e:2x4' for a cloud's name like v5litepod-8; other names as they are.
+    """Returns a topology's name like v5e:2x4 for a cloud's name like v5litepod-8; any other name unchanged.
 
-    The number in v5litepod-N, v5e-N and v6e-N is one of chips, in v4-N and v5p-N one of TensorCores, two a chip. Raises
-    BadInput for a number without a slice.
+    N in v5litepod-N, v5e-N and v6e-N counts chips, in v4-N and v5p-N TensorCores, two a chip. Raises BadInput for an N
+    that no slice has.
     """
     kind, _, number = name.lower().partition('-')
     generation = kind.replace('v5litepod', 'v5e')
@@ -69,7 +69,7 @@ def full_name(name: str) -> str:
 
 
 def find_gpu(name: str) -> Chip | None:
-    """Returns the Chip of a topology like gpu:a100-40 or gpu:24, with the memory that jax takes; None for no GPU.
+    """Returns the Chip of a topology like gpu:a100-40 or gpu:24; `memory` is the part that jax takes. None for TPUs.
 
     Raises BadInput for an unknown GPU.
     """
@@ -86,23 +86,23 @@ def find_gpu(name: str) -> Chip | None:
 
 
 def margin() -> float:
-    """Returns the share that is added to the temporaries of programs for GPUs; 0 where a GPU's compiler counts them."""
+    """Returns the share added to a GPU program's temporaries when a CPU's compiler counts them; else 0."""
     return MARGIN if jax.default_backend() == 'cpu' else 0.0
 
 
 def taken() -> float:
-    """Returns the share of a GPU's memory that jax takes, and a program may use."""
+    """Returns the share of a GPU's memory that jax takes for programs: FRACTION's value, or 0.75."""
     return float(os.environ.get(FRACTION) or 0.75)
 
 
 def count_gpus(name: str) -> int:
-    """Returns how many GPUs a topology like gpu:h100x8 has; 0 for no GPU."""
+    """Returns how many GPUs a topology like gpu:h100x8 has; 0 for TPUs."""
     match = GPU.fullmatch(name)
     return int(match['count'] or 1) if match else 0
 
 
 def name_gpus(kind: str, count: int, memory: float) -> str:
-    """Returns the topology of `count` GPUs by the kind of their jax devices; memory: bytes of one, for other kinds."""
+    """Returns the topology of `count` GPUs of a device kind; memory: bytes of one, to name a kind that GPUS lacks."""
     names = [name for name in GPUS if re.search(rf'\b{name.partition("-")[0]}\b', kind.lower())]
     sizes = [name for name in names if name.partition('-')[2] in kind] or names
     gib = f'{memory / GIB:.1f}'
@@ -110,9 +110,9 @@ def name_gpus(kind: str, count: int, memory: float) -> str:
 
 
 def stand_in() -> None:
-    """Makes this process's CPU choose the sizes of packed rows, caches and segments that a GPU chooses.
+    """Makes this process choose for its CPU the sizes of packed rows, caches and segments that a GPU has.
 
-    It compiles without optimization of machine code, which changes no array.
+    From then on jax compiles without optimizing machine code, which changes no array's size.
     """
     jax.config.update('jax_disable_most_optimizations', True)
     tables: Any = packing.BLOCK, packing.ENOUGH, programs.BLOCK, programs.SEGMENT, programs.HALVINGS, programs.BY_LAYER
@@ -121,7 +121,7 @@ def stand_in() -> None:
 
 
 def devices(name: str, slices: int = 1) -> Sequence[Any]:
-    """Returns the devices of `slices` slices; some kinds have two a chip. Raises BadInput when there are none."""
+    """Returns the devices of `slices` slices of the topology `name`; raises BadInput for one that does not exist."""
     if find_gpu(name):
         count, here = count_gpus(name), jax.devices()
         if count > len(here):
@@ -148,7 +148,7 @@ def devices(name: str, slices: int = 1) -> Sequence[Any]:
 def mesh(name: str, section: Any, slices: int = 1) -> jax.sharding.Mesh:
     """Returns the jax Mesh over all devices of a topology but the last mesh.sampler ones; section: config.mesh.
 
-    The axis data spans the slices first. Raises BadInput when the product of the sizes is not the number of devices, or
+    The axis data spans the slices. Raises BadInput when the product of the sizes is not the number of devices, or
     when the slices do not divide data.
     """
     all_devices, beside = devices(name, slices), section.get('sampler', 0)

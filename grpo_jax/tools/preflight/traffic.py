@@ -1,6 +1,6 @@
 """Counts the bytes that a compiled program reads from and writes to HBM, from its text.
 
-The text shows layouts and memory spaces: an instruction reads its operands in HBM, and writes its results in HBM.
+The text shows layouts and memory spaces. Only operands and results in HBM count.
 """
 
 from collections.abc import Iterable
@@ -31,8 +31,8 @@ NO_TRAFFIC = (
 class Traffic:
     """Counts the HBM bytes of a program, or of one decode step.
 
-    `reread` bounds further bytes: an update in place reads the tiles that it fills in part, unless the hardware can
-    write less than a tile. `unknown` is the number of loops without a trip count; they count once.
+    `reread` is the most bytes that may come on top: an update in place reads tiles that it fills in part, unless the
+    hardware can write less than a tile. `unknown` is the number of loops without a trip count, which count once.
     """
 
     def __init__(self, text: str):
@@ -41,7 +41,7 @@ class Traffic:
         self.by_instruction: dict[str, int] = {}  # bytes, to see which instruction costs too much
 
     def count_step(self, blocks: Iterable[int]) -> float:
-        """Returns the bytes of one pass of the decode loop; blocks: cache blocks that the loop of each chunk reads."""
+        """Returns the HBM bytes of one pass of the decode loop; blocks: how many cache blocks each chunk reads."""
         blocks_left = iter(blocks)
         _, body = hlo.decode_loop(self._program)
         total = hlo.Walk(self._program, blocks_left, self._count_instruction).total(body)
@@ -49,14 +49,14 @@ class Traffic:
         return total
 
     def count_program(self, trip_counts: Iterable[int]) -> float:
-        """Returns the bytes of the whole program; trip_counts: of the loops whose text has no count, in order."""
+        """Returns the HBM bytes of the whole program; trip_counts: of the loops whose text has no count, in order."""
         walk = hlo.Walk(self._program, iter(trip_counts), self._count_instruction)
         total = walk.total(self._program.entry)
         self.unknown += walk.unknown
         return total
 
     def _count_instruction(self, i: Instruction, scope: Scope, times: int) -> int:
-        """The bytes of one run of an instruction; notes the bytes of `times` runs in by_instruction and reread."""
+        """The HBM bytes of one run of an instruction; adds the bytes of `times` runs to by_instruction and reread."""
         if i.op in NO_TRAFFIC:
             return 0
         moved = self._bytes_moved(i, scope)
@@ -65,7 +65,7 @@ class Traffic:
         return moved
 
     def _bytes_moved(self, i, scope):
-        """Bytes that one run of an instruction reads and writes."""
+        """HBM bytes that one run of an instruction reads and writes."""
         estimate = re.search(r'"bytes_accessed":"(\d+)"', i.attributes) if i.op == 'custom-call' else None
         if estimate:  # a kernel reads only blocks of its operands; its cost estimate has their bytes
             return int(estimate[1])
@@ -99,9 +99,10 @@ class Traffic:
         return whole
 
     def _bytes_used(self, inner, name, handed_on=False):
-        """Bytes that a fused computation reads from its parameter `name`.
+        """Bytes that a fused computation reads from its parameter or instruction `name`.
 
-        handed_on: whether `name` is a buffer of a running collective, whose own reads do not count (_passed_buffers).
+        handed_on: whether `name` is the buffer of a running collective. The reads of collectives and of the result then
+        do not count, see _passed_buffers.
         """
         total = inner[name].bytes if inner[name].root else 0
         for user in inner.values():
@@ -116,14 +117,14 @@ class Traffic:
         return min(total, inner[name].bytes)
 
     def _renames(self, i):
-        """Whether an instruction only renames or reshapes its operand."""
+        """Whether an instruction is a bitcast, or a fusion of bitcasts, which move nothing."""
         if i.op != 'fusion':
             return i.op == 'bitcast'
         inner = self._program.computations[i.called_name('calls')]
         return all(x.op in ('parameter', 'bitcast') for x in inner.values())
 
     def _bytes_written(self, i, scope):
-        """[(bytes written to HBM, bytes of them in partly filled tiles)] for each result of an instruction."""
+        """[(bytes written to HBM, of which in partly filled tiles)] for each result of an instruction."""
         sizes = self._result_sizes(i, scope)
         if i.op == 'fusion':
             outputs, _ = self._passed_buffers(i)
@@ -133,7 +134,7 @@ class Traffic:
         return [size if array.hbm else (0, 0) for array, size in zip(i.arrays, sizes, strict=True)]
 
     def _result_sizes(self, i, scope):
-        """[(bytes, bytes of them in partly filled tiles)] for each result; an update in place counts the update."""
+        """[(bytes, of which in partly filled tiles)] for each result in any memory; for an update in place, its own."""
         if i.op == 'dynamic-update-slice':
             dims = scope[i.operands[1]].arrays[0].dims
             touched = i.arrays[0].bytes(dims)
@@ -148,10 +149,10 @@ class Traffic:
         return [(array.bytes(), 0) for array in i.arrays]
 
     def _passed_buffers(self, i):
-        """(positions of a fusion's results, names of its parameters) whose buffers it passes on without access.
+        """(positions of results, names of parameters) whose buffers a fusion only passes on, as two sets.
 
         A collective that runs beside several fusions passes through them as a chain of buffers: results of one fusion
-        are operands of the next. It counts in the first fusion, which starts it: one operand read, one result written.
+        are operands of the next. The first fusion starts the collective, and alone counts: one read, one write.
         """
         inner = self._program.computations[i.called_name('calls')]
         last, names = hlo.root(inner), hlo.parameters(inner)

@@ -12,7 +12,7 @@ BOUNDS = 'products', 'HBM', 'sent', 'sent_slowly', 'network'
 
 
 class Verdict(NamedTuple):
-    """A plan, with the measurements of its compiled programs in the order of jobs."""
+    """A plan with its compiled programs: whether it fits, and its least time. `measured` is in the order of `jobs`."""
 
     plan: plans.PlannedRun
     jobs: list[plans.Job]
@@ -21,7 +21,7 @@ class Verdict(NamedTuple):
 
     @property
     def totals(self) -> list[int | float]:
-        """Bytes in use on a device while each program runs."""
+        """Bytes in use on a device while each program runs, in the order of `jobs`."""
         return [bytes_in_use(job, measured) for job, measured in self.runs]
 
     @property
@@ -46,18 +46,18 @@ class Verdict(NamedTuple):
 
     @property
     def free_share(self) -> int | float:
-        """The share of a chip's memory that is never in use."""
+        """The share of a chip's memory that is never in use; negative when the peak is above the memory."""
         return 1 - self.peak / self.plan.chip.memory
 
     @property
     def bounds(self) -> dict[str, int | float]:
-        """{name: seconds}: the bounds of all programs of a step, summed."""
+        """{name: seconds} for BOUNDS, each summed over all runs of programs in a step."""
         programs = [(job.runs, bounds(measured, self.plan)) for job, measured in self.runs]
         return {name: sum(runs * seconds[name] for runs, seconds in programs) for name in BOUNDS}
 
     @property
     def largest_bound(self) -> int | float:
-        """Least seconds of a step: each program's largest bound, summed."""
+        """Least seconds of a step: the largest bound of each run of a program, summed."""
         return sum(job.runs * find_largest(bounds(measured, self.plan))[1] for job, measured in self.runs)
 
     @property
@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
 
 
 def compile_and_check(plan: plans.PlannedRun, compiling: compiler.Compiling) -> Verdict:
-    """Compiles a plan's programs, and returns the Verdict."""
+    """Compiles a plan's programs, or reads them from the cache, and returns the Verdict."""
     jobs, sampler_bytes = plans.list_jobs(plan)
     return Verdict(plan, jobs, compiler.measure(jobs, plan, compiling), sampler_bytes)
 
@@ -98,7 +98,7 @@ def bounds(measured: compiler.Measured, plan: plans.PlannedRun) -> dict[str, int
 
 
 def _divide(amount, speed):
-    """Seconds of an amount; 0 for an unknown speed."""
+    """Seconds that an amount takes at a speed; 0 for an unknown speed."""
     return amount / speed if speed else 0.0
 
 
@@ -135,6 +135,6 @@ def largest_batch(verdict: Verdict) -> tuple[int, int]:
 
 
 def prompt_bytes(verdict: Verdict) -> int:
-    """Returns the bytes on a device that grow with the prompts: the rollout and, without a budget, the cache."""
+    """Returns the bytes on a device that grow with the prompts: the rollout and, without a budget for it, the cache."""
     limited = verdict.plan.engine.schedule.budget
     return verdict.sampler_bytes['rollout'] + (0 if limited else verdict.sampler_bytes['cache'])

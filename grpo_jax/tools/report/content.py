@@ -18,11 +18,11 @@ from grpo_jax.tools import provenance
 from grpo_jax.tools.report import panels, verdict
 from grpo_jax.tools.report.read import Run, Variant, as_number, read_lines
 
-SHOWN_VARIANTS = 12  # variants with a comparison in words, and with rollouts
+SHOWN_VARIANTS = 12  # the most variants with a comparison in words, and with rollouts
 MOST_ROWS = 500  # of the timeline
-NO_PIECE = ('none', 'all_tokens')  # pieces that do nothing
+NO_PIECE = ('none', 'all_tokens')  # pieces without effect, which are not shown
 STAGES = ('evaluate', 'sample', 'reward', 'observe', 'update')  # of a step, in timings.jsonl
-# fact of a run -> keys of its config
+# heading of a fact -> keys of the config whose values are shown
 FACTS = {
     'model': ('model.path',),
     'data': ('data.name', 'data.path'),
@@ -56,9 +56,9 @@ def make_header(variants: Sequence[Variant], notes: Sequence[str]) -> dict[str, 
 
 
 def facts(variant: Variant, presets: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields (name, value) of a variant's experiment, main settings and pieces, and of its time, machine and code.
+    """Yields pairs (name, value) of texts on a variant: experiment, main settings, pieces, time, machine and code.
 
-    presets: of all variants; with several, the pieces are named as this one's.
+    presets: of all variants; with several different ones, the fact `pieces` names the variant.
     """
     run, seeds = variant.runs[0], [str(run.config.get('seed')) for run in variant.runs]
     experiment, _ = find_experiment(run)
@@ -97,10 +97,10 @@ def facts(variant: Variant, presets: Sequence[str]) -> Iterator[tuple[str, str]]
 
 
 def find_experiment(run: Run) -> tuple[str, str]:
-    """Returns (experiment, preset) by the command that began a run; '' for what it does not tell, as from Python.
+    """Returns (experiment, preset), read from the command that began a run; '' for what the command does not name.
 
-    A preset that the command left out is the one that the experiment's file has now; a run of a sweep lies in a folder
-    with its preset's name.
+    For a command without a preset it is the default in the experiment's file as it is now. For a run of a sweep it is
+    the name of the folder. A run that was begun from Python has neither.
     """
     command = next((str(entry.get('command', '')) for entry in run.environment), '')
     named = re.search(r"""--config[= ]([^\s'":]+)(?::([\w./-]+))?""", command)
@@ -118,7 +118,7 @@ def find_experiment(run: Run) -> tuple[str, str]:
 
 
 def count_time(run: Run) -> str:
-    """Returns the seconds of all stages of all steps in words, like '3 min 4 s', the cold start's too; '' for none."""
+    """Returns the time of all steps and the cold start in words, like '3 min 4 s'; '' without timings."""
     rows = itertools.chain(run.timings, read_lines(os.path.join(run.folder, 'cold_start', 'timings.jsonl'), []))
     times = (as_number(row.get(stage)) for row in rows for stage in STAGES)
     minutes, rest = divmod(round(sum(time for time in times if time > 0)), 60)
@@ -128,14 +128,17 @@ def count_time(run: Run) -> str:
 
 
 def list_notes(run: Run) -> list[str]:
-    """Returns what could not be read of a run, and what its steps wait for, unless they are few."""
-    with contextlib.suppress(KeyError, TypeError):  # a config of an earlier version
+    """Returns notes on files that could not be read and, after MEASURED steps, on what steps wait for."""
+    with contextlib.suppress(KeyError, TypeError):  # a config of an earlier version lacks keys
         return run.notes + advice.describe_waits(run.timings, run.config) * (len(run.timings) >= MEASURED)
     return run.notes
 
 
 def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
-    """Yields {'step', 'kind', 'where', 'title', 'fields', 'remedy'} of each event, run by run and in order of steps."""
+    """Yields a dict for each event, run by run and in order of steps: step, kind, where, title, fields, remedy.
+
+    where: variant and seed, '' with one run; title: a diagnosis's monitor, else ''; fields: [(name, text), ...].
+    """
     several = sum(len(variant.runs) for variant in variants) > 1
     for variant in variants:
         for run in variant.runs:
@@ -155,7 +158,7 @@ def timeline(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
 
 
 def causes_first(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows of diagnoses, those last that another one explains."""
+    """Returns the rows of diagnoses in order; a diagnosis that another of them explains comes after the others."""
     rows = list(rows)
     spoke = {row['title'] for row in rows}
 
@@ -167,7 +170,7 @@ def causes_first(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def comparisons(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
-    """Yields {'name', 'base', 'lines'} for each further variant; lines: how it differs from the first, in words."""
+    """Yields {'name', 'base', 'lines'} for each variant after the first; lines: sentences on how the two differ."""
     base = variants[0]
     for variant in variants[1:SHOWN_VARIANTS]:
         try:
@@ -178,7 +181,7 @@ def comparisons(variants: Sequence[Variant]) -> Iterator[dict[str, Any]]:
 
 
 def make_data(variants: Sequence[Variant]) -> dict[str, Any]:
-    """Returns the data of the scripts: each variant's name and number of seeds, panels by section, marked steps.
+    """Returns the data for the page's scripts: variants' names and numbers of seeds, panels by section, marked steps.
 
     docs: the address of docs/metrics.md; '' where pyproject.toml names no repository.
     """
@@ -195,5 +198,5 @@ def make_data(variants: Sequence[Variant]) -> dict[str, Any]:
 
 
 def shown_runs(variants: Sequence[Variant]) -> list[tuple[str, Run]]:
-    """Returns (variant's name, run) of the runs with rollouts in the report: the first seed of each variant."""
+    """Returns (variant's name, run) of runs whose rollouts are shown: the first seeds of SHOWN_VARIANTS variants."""
     return [(variant.name, variant.runs[0]) for variant in variants[:SHOWN_VARIANTS]]

@@ -1,4 +1,4 @@
-"""The page of a report: one file with styles, scripts and data, which opens without any request."""
+"""Writes the page of a report: one HTML file with styles, scripts and data, which needs no network."""
 
 import base64
 from collections.abc import Iterable, Mapping
@@ -15,20 +15,20 @@ from grpo_jax.text import escape
 
 FOLDER = os.path.join(os.path.dirname(__file__), 'assets')
 SCRIPTS = ('uPlot.iife.min.js', 'text.js', 'charts.js', 'tokens.js', 'rollouts.js', 'main.js')  # in this order
-LONGEST = 4000  # characters shown of a text of the run
+LONGEST = 4000  # characters that are shown of a text
 STYLES = ('uPlot.min.css', 'report.css')
 # characters that HTML or a script could interpret, and surrogates, which UTF-8 cannot encode
 UNSAFE = re.compile('[<>&\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]')
 
 
 def as_json(value: Any) -> str:
-    r"""Returns JSON that is safe in a page or a script: characters of UNSAFE are written as \u escapes."""
+    r"""Returns a value as JSON that is safe inside a page or a script: characters of UNSAFE are \u escapes."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(',', ':'))
     return UNSAFE.sub(lambda match: f'\\u{ord(match[0]):04x}', text)
 
 
 def as_script(step_key: str, text: str) -> str:
-    """Returns a script that passes a step's JSON to the page as text; a literal object could set a prototype."""
+    """Returns a script that passes a step's JSON to the page as a text, since an object could set a prototype."""
     return f'reportRollouts({as_json(step_key)},{as_json(text)});\n'
 
 
@@ -37,8 +37,8 @@ def write_page(
 ) -> None:
     """Writes the page, whole or not at all.
 
-    header: the template's values; data: the scripts' values; inline: (id, JSON) of further data in the page, read one
-    at a time. Raises CannotWrite when the disk refuses the file.
+    header: the template's values; data: the scripts' values; inline: (id, JSON) of each further data element in the
+    page, read one at a time. Raises CannotWrite when the disk refuses the file.
     """
     before, marked, after = _render(header, bool(data['split'] or data['stamp'])).partition('<!-- data -->')
     assert marked, 'the template has a place for the data'
@@ -50,7 +50,7 @@ def write_page(
 
 
 def _render(header, beside):
-    """The page's HTML without data; beside: whether scripts in files beside the page may load."""
+    """The page's HTML without data. header: the template's values; beside: whether scripts beside the page may load."""
     import jinja2  # a tenth of a second
 
     environment = jinja2.Environment(
@@ -61,13 +61,13 @@ def _render(header, beside):
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     sources = ' '.join(f"'sha256-{digest}'" for digest in digests) + " 'self' file:" * beside
     styles = [_read_asset(name) for name in STYLES]
-    # scripts and styles of this package are not escaped
+    # the template does not escape an _Asset
     assets = {'scripts': [_Asset(text) for text in scripts], 'styles': [_Asset(text) for text in styles]}
     return environment.get_template('report.html').render(**header, **assets, sources=sources)
 
 
 def _shorten(text):
-    """A text of a run in one line, cut to LONGEST characters."""
+    """A text, cut to LONGEST characters, with control characters escaped."""
     return escape(text if len(text) <= LONGEST else f'{text[:LONGEST]}...')
 
 

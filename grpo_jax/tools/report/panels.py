@@ -1,4 +1,4 @@
-"""The curves of a report: which metrics share a panel, and their numbers over the seeds of each variant."""
+"""Makes the curves of a report: which metrics share a panel, and each metric's numbers over a variant's seeds."""
 
 from collections.abc import Iterable, Sequence
 import fnmatch
@@ -15,12 +15,12 @@ from grpo_jax.tools.report import verdict
 from grpo_jax.tools.report.read import Variant, as_number
 
 POINTS = 1000  # of a curve; a longer one is drawn as mean, min and max over blocks of neighbouring steps
-DIGITS = 6
+DIGITS = 6  # of a curve's numbers
 METRICS = os.path.join(os.path.dirname(__file__), 'assets', 'metrics.md')  # docs/metrics.md
 
 
 class Panel(NamedTuple):
-    """Metrics that share a picture; * in a name matches any text."""
+    """Metrics that share a plot; * in a name matches any text."""
 
     title: str
     metrics: tuple[str, ...]
@@ -121,12 +121,12 @@ MORE = 'More'
 
 
 def make_sections(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """Returns the sections with any number, for JSON: {'heading', 'panels'}.
+    """Returns {'heading', 'panels'}, for JSON, of each section for which the variants have numbers.
 
     Metrics that no panel names get a panel each in the section MORE. With several variants, each panel has one metric.
     """
     files = {panel.file for panels in SECTIONS.values() for panel in panels}
-    undrawn = {}  # file -> names of its numbers that no panel has drawn
+    undrawn = {}  # file -> names of the metrics that no panel has drawn yet
     for file in files:
         rows = [row for variant in variants for run in variant.runs for row in getattr(run, file)]
         undrawn[file] = sorted({name for row in rows for name in row if not np.isnan(as_number(row[name]))} - {'step'})
@@ -146,7 +146,10 @@ def make_sections(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 
 def _make_contents(panel, variants, names: list[str]) -> Iterable[dict[str, Any]]:
-    """Yields the panel's contents: one for all its metrics, or one for each. Removes the metrics from names."""
+    """Yields contents of a panel for JSON: one for all metrics or, with several variants, one for each metric.
+
+    names: of metrics that are not drawn yet; those of the panel are removed from the list.
+    """
     chosen = []
     for pattern in panel.metrics:
         matching = fnmatch.filter(names, pattern)
@@ -183,7 +186,7 @@ def find_meaning(file: str, name: str) -> str:
 
 @functools.cache
 def _read_meanings():
-    """{field of Run: [(pattern of a name, what the page says of it)]}."""
+    """{field of Run: [(pattern for names of metrics, meaning)]}, read from docs/metrics.md."""
     with open(METRICS, encoding='utf8') as page:
         _, *sections = re.split(r'^## (\S+)\n', page.read(), flags=re.MULTILINE)
     known = {panel.file: [] for panels in SECTIONS.values() for panel in panels}
@@ -205,9 +208,9 @@ def _read_meanings():
 def make_line(variant: Variant, file: str, name: str) -> dict[str, Any] | None:
     """Returns {'steps', 'values', 'low', 'high'} of a metric over a variant's seeds; None when no run has a number.
 
-    values are means over seeds, low and high the min and max. For a share in the evaluations of one run, low and high
-    are its interval over prompts. In a long curve, a point stands for a block of steps. low and high are None when they
-    equal the values. file: the field of Run with the metric.
+    values are means over seeds, low and high their min and max. In the evaluations of a single run, low and high are
+    the interval of a share over prompts. They are None when they equal the values everywhere. A curve of more than
+    POINTS steps has a point for each block of steps. file: the field of Run with the metric.
     """
     tables = []  # {step: value} of each run
     for run in variant.runs:

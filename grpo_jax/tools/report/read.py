@@ -13,7 +13,7 @@ from grpo_jax.run import steering
 from grpo_jax.run.rows import EVENTS
 
 Rows = list[dict[str, Any]]
-# keys of a config by which runs of one variant may differ: the seed, and sections that change no number
+# keys of a config in which runs of one variant may differ: the seed, and sections without effect on learning
 WITHOUT_EFFECT = ('seed', 'checkpoint', 'diagnose', 'log', 'mesh')
 
 
@@ -56,7 +56,7 @@ def read_variants(folders: Sequence[str]) -> list[Variant]:
     paths = [path for folder in folders for path in find_runs(folder)]
     runs = [read_run(path) for path in dict.fromkeys(map(os.path.normpath, paths))]
     alike: dict[tuple, list[Run]] = {}
-    programs: dict[str, list] = {}  # different ones of runs that differ by nothing else but their seeds
+    programs: dict[str, list] = {}  # the different programs of runs that are else equal but for their seeds
     repeats: dict[tuple, list[Run]] = {}  # runs of a variant with one seed
     for run in runs:
         settings = {name: value for name, value in run.config.items() if name not in WITHOUT_EFFECT}
@@ -78,7 +78,7 @@ def read_variants(folders: Sequence[str]) -> list[Variant]:
 
 
 def find_runs(folder: str) -> list[str]:
-    """Returns the folders of runs: the folder itself, or a sweep's in order; raises BadInput when there is none."""
+    """Returns [folder] for a run, or the folders of a sweep's runs in order; raises BadInput where there is no run."""
     if os.path.isfile(os.path.join(folder, 'config.json')):
         return [folder]
     names = [
@@ -96,7 +96,7 @@ def find_runs(folder: str) -> list[str]:
 
 
 def read_run(folder: str) -> Run:
-    """Reads a folder's Run; raises BadInput when config.json is damaged. Other damage is left out and told in notes."""
+    """Reads the Run in a folder; raises BadInput for a damaged config.json. Other damage becomes notes."""
     notes: list[str] = []
     programs = os.path.join(folder, 'programs.json')
     config = json_file.read_object(os.path.join(folder, 'config.json'))
@@ -116,7 +116,7 @@ def read_run(folder: str) -> Run:
 
 
 def read_lines(path: str, notes: list[str]) -> Rows:
-    """Returns the objects in a file's lines; adds a note for each other line, except for an unfinished last line."""
+    """Returns the JSON objects in a file's lines; adds to notes on each other line, but for an unfinished last one."""
     rows = []
     if not os.path.isfile(path):
         return rows
@@ -145,7 +145,7 @@ def as_number(value: Any) -> float:
 
 
 def _read_or_note(read, notes):
-    """What read() returns; {} and a note for a damaged file."""
+    """The result of read(); {} where it raises BadInput, whose text is then added to notes."""
     try:
         return read()
     except BadInput as error:
@@ -154,7 +154,7 @@ def _read_or_note(read, notes):
 
 
 def _read_rows(folder, name, notes):
-    """The rows of a file that have a step, sorted by step: the last row of each step, but all events."""
+    """The rows of a file, sorted by step: of each step the last row, or all events. Rows without a step are noted."""
     rows, path = [], os.path.join(folder, name)
     for row in read_lines(path, notes):
         if isinstance(row.get('step'), int) and not isinstance(row['step'], bool) and 0 <= row['step'] < 2**53:
@@ -175,7 +175,7 @@ def _folder_names(folder):
 
 
 def _short_names(groups):
-    """A short name for each group of folders: the fewest last parts of their paths that differ."""
+    """A short name for each group of folders: the last parts of its path, as many as make all names different."""
     paths = [os.path.normpath(os.path.abspath(os.path.commonpath(map(os.path.abspath, group)))) for group in groups]
     paths = [
         os.path.abspath(group[0]) if paths.count(path) > 1 else path for group, path in zip(groups, paths, strict=True)

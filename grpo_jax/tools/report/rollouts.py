@@ -1,4 +1,4 @@
-"""A run's completions for the report's browser of rollouts: groups of a step, with tokens and their numbers."""
+"""Reads a run's completions for the report: groups of a step, with tokens and the tokens' numbers."""
 
 from collections.abc import Iterator
 import glob
@@ -14,7 +14,7 @@ DIGITS = 4  # of a dump's numbers
 
 
 def read_steps(run: Run, notes: list[str]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yields (step, groups) of each dump of a run, the oldest first; adds notes on lines that are left out."""
+    """Yields (step, groups as of make_groups) for each dump of a run, the oldest first; notes damaged lines."""
     for path in sorted(glob.glob(os.path.join(glob.escape(run.folder), 'rollouts', '*.jsonl'))):
         name = re.fullmatch(r'(\d{1,15})\.jsonl', os.path.basename(path))
         if name:
@@ -24,7 +24,10 @@ def read_steps(run: Run, notes: list[str]) -> Iterator[tuple[int, list[dict[str,
 
 
 def make_groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns {'id', 'prompt', 'answer', 'chat', 'rows'} for each run of rows with the same prompt; see make_row."""
+    """Returns a dict for each group of a dump: id, prompt, answer, rows of make_row and, for messages, chat.
+
+    A group is neighbouring rows with equal id, prompt, answer and messages.
+    """
     groups: list[dict[str, Any]] = []
     for row in rows:
         head: dict[str, Any] = {
@@ -44,12 +47,12 @@ def make_groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def make_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a completion with short keys, for JSON.
+    """Returns a dump's row as a dict with short keys, for JSON.
 
-    c text, r reward, v verdict, w terms of the reward as [value, weight], p parts of a dump without weights, u what was
-    learned from in place of the reward, a advantage, n length, t truncated, k tokens; NUMBERS has the keys of
-    numbers by token. The text is left out when the tokens contain it, and so is a list without one entry for each
-    token.
+    The keys: c text, r reward, v verdict, w terms of the reward as [value, weight], p parts (in a dump without terms),
+    u what was learned from where that is not the reward, a advantage, n length, t truncated, k tokens, and the values
+    of NUMBERS for numbers by token. The text is left out where the tokens begin with it. A list without one entry for
+    each token is left out too.
     """
     short: dict[str, Any] = {'r': _round_number(row.get('reward'))}
     if isinstance(row.get('correct'), bool):

@@ -11,7 +11,7 @@ from grpo_jax.run.rows import evaluated_prompts
 from grpo_jax.statistics import share_interval
 from grpo_jax.tools.report.read import Run, Variant, as_number
 
-SHARES = ('greedy', 'pass@', 'maj@', 'truncated', 'failed', 'unparsed')  # first parts of the names of shares
+SHARES = ('greedy', 'pass@', 'maj@', 'truncated', 'failed', 'unparsed')  # beginnings of names of figures in [0, 1]
 MOST_PROMPTS = 100_000
 MEANINGS = {
     'greedy': 'Greedy accuracy on held-out prompts',
@@ -21,7 +21,7 @@ MEANINGS = {
 
 
 class Change(NamedTuple):
-    """A figure of a variant before and after training, with intervals; NaN when the figure has no interval."""
+    """A figure of a variant before and after training, with intervals; low and high are NaN without an interval."""
 
     name: str
     first: tuple[float, float, float]  # value, low, high
@@ -38,10 +38,10 @@ class Change(NamedTuple):
 
 
 def interval(name: str, value: float, prompts: int) -> tuple[float, float]:
-    """Returns (low, high), the interval of a share over prompts; NaN when `name` is no share, or for 0 prompts.
+    """Returns (low, high), the interval of a share over prompts; NaN when the figure is no share, or for 0 prompts.
 
     The interval assumes prompts that are wholly right or wholly wrong. It is exact for greedy completions, and the
-    widest possible for samples. prompts: how many; 0 when unknown.
+    widest possible for samples. name: of the figure; prompts: how many, 0 when unknown.
     """
     if (
         not name.removeprefix('strict/').removeprefix('greedy/').startswith(SHARES)
@@ -56,10 +56,10 @@ def interval(name: str, value: float, prompts: int) -> tuple[float, float]:
 
 
 def count_prompts(run: Run) -> int:
-    """Returns how many prompts a run's evaluations have; 0 when it is unknown.
+    """Returns how many prompts a run's evaluations have; 0 when the number is unknown.
 
-    This is config.evaluation.prompts if all greedy figures are multiples of 1 / prompts. Else the split has fewer
-    prompts; the least number that explains all figures is returned, which gives the widest intervals.
+    It is config.evaluation.prompts if all greedy figures are multiples of 1 / prompts. Else the split has fewer
+    prompts: the result is the least number of which all figures are multiples, for the widest intervals.
     """
     section = run.config.get('evaluation')
     most = section.get('prompts') if isinstance(section, dict) else None
@@ -93,9 +93,9 @@ def measure_change(variant: Variant, name: str) -> Change | None:
 
 
 def headline(variant: Variant) -> tuple[str, str]:
-    """Returns two sentences: how a variant's evaluations changed, and what the intervals in it are ('' without any).
+    """Returns two texts: how a variant's evaluations changed, and what the brackets in it mean ('' without brackets).
 
-    Without two evaluations, the first gives the steps done and the last reward, accuracy or loss.
+    Without two evaluations, the first text has the steps done and the last reward, accuracy or loss.
     """
     name = next((name for name in MEANINGS if measure_change(variant, name)), '')
     changed = measure_change(variant, name) if name else None
@@ -136,7 +136,7 @@ def make_table(variants: Sequence[Variant]) -> tuple[list[str], list[list[str]]]
 
 
 def format_figure(name: str, value: float) -> str:
-    """Returns a figure as text; shares in percent."""
+    """Returns the value of the figure `name` as text, in percent for a share."""
     is_share = name.removeprefix('strict/').removeprefix('greedy/').startswith(SHARES)
     return f'{100 * value:.1f} %' if is_share else f'{value:.3g}'
 

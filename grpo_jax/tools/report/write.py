@@ -12,7 +12,7 @@ from grpo_jax.text import escape
 from grpo_jax.tools.report import content, page, rollouts
 from grpo_jax.tools.report.read import Variant, find_runs, read_variants
 
-STEM = 'report'  # of the page's name; rollouts and stamp beside it begin with the same
+STEM = 'report'  # how the names of the page, and of the files beside it, begin
 LONGEST_STEM = 120
 INLINE_BYTES = 12 << 20  # of rollouts in the page; when there are more, all lie in files beside it
 LOOK_EVERY = 2.0  # seconds between looks at a run that is followed
@@ -20,7 +20,7 @@ FOLLOWED = ('metrics.jsonl', 'evaluations.jsonl', 'events.jsonl', 'rollouts')
 
 
 def write_report(folders: Sequence[str], inline_bytes: int = INLINE_BYTES, stamp: int = 0) -> str:
-    """Writes the page into the first folder, and returns its path: report.html, with others report_against_....html.
+    """Writes the report of runs into the first folder; returns its path, report.html or report_against_<others>.html.
 
     folders: of runs or sweeps; inline_bytes: most bytes of rollouts in the page; stamp: if not 0, the page reloads when
     the stamp file beside it changes. Raises BadInput for a folder without a run, and CannotWrite when the disk refuses
@@ -30,10 +30,10 @@ def write_report(folders: Sequence[str], inline_bytes: int = INLINE_BYTES, stamp
 
 
 def follow(folders: Sequence[str], look_every: float = LOOK_EVERY) -> str:
-    """Writes the report again whenever a run writes, until all runs are done; returns its path. look_every: seconds."""
+    """Writes the report, and again whenever a run writes, until all are done; returns its path. look_every: seconds."""
     stamp, seen = 0, None
     while True:
-        # sizes and times of the report's files change when a run writes
+        # a run that writes changes the sizes and times of these files
         runs = [run for folder in folders for run in find_runs(folder)]
         paths = [os.path.join(run, name) for run in runs for name in FOLLOWED]
         state = [(path, os.stat(path).st_mtime_ns, os.stat(path).st_size) for path in paths if os.path.exists(path)]
@@ -52,7 +52,7 @@ def follow(folders: Sequence[str], look_every: float = LOOK_EVERY) -> str:
 
 
 def page_stem(folders: Sequence[str]) -> str:
-    """Returns the path of the page without its ending, in the first folder; folders beside it are in its name."""
+    """Returns the path of the page without the ending, in folders[0]; the other folders are in its name."""
     first, *others = dict.fromkeys(os.path.abspath(folder) for folder in folders)
     names = []
     for other in others:
@@ -66,7 +66,7 @@ def page_stem(folders: Sequence[str]) -> str:
 
 
 def _write(variants: list[Variant], stem, inline_bytes, stamp):
-    """Writes the page with its rollouts, or its rollouts beside it. Returns its path."""
+    """Writes the page, with rollouts in it or, above inline_bytes, in files beside it. Returns the page's path."""
     notes: list[str] = []
     inline: list[tuple[str, str]] = []
     index, size, beside = [], 0, f'{stem}_rollouts'
@@ -99,7 +99,7 @@ def _write(variants: list[Variant], stem, inline_bytes, stamp):
 
 
 def _write_beside(folder, blocks):
-    """Writes a script for each (key, JSON) of rollouts."""
+    """Writes a script into the folder for each (key, JSON of a step's rollouts) in blocks."""
     with writing(folder):
         os.makedirs(folder, exist_ok=True)
     for key, text in blocks:
