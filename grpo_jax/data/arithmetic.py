@@ -31,12 +31,17 @@ def examples(
     rng = np.random.default_rng((digits, split == 'test'))
     low, high = 10 ** (digits - 1), 10**digits
     demonstrations = {}
-    for _ in range(50 * count):  # bounded: there may be fewer than `count` sums
-        if len(demonstrations) == count:
+
+    def is_of_split(a, b):  # a fixed tenth of all sums is held out, whatever the counts
+        return (zlib.crc32(f'{a}+{b}'.encode()) % 10 == 0) == (split == 'test')
+
+    numbers = range(low, high) if digits <= 2 else ()  # of more digits there are many more sums than are asked for
+    most = min(count, sum(is_of_split(a, b) for a in numbers for b in numbers) or count)
+    for _ in range(50 * count):  # bounded: a few sums may never be drawn
+        if len(demonstrations) == most:
             break
         a, b = int(rng.integers(low, high)), int(rng.integers(low, high))  # twice as fast as two at once
-        # a fixed tenth of all sums is held out, whatever the counts
-        if (zlib.crc32(f'{a}+{b}'.encode()) % 10 == 0) == (split == 'test'):
+        if is_of_split(a, b):
             text = _demonstration(rng, a, b, blurts, wrong)
             if tags:
                 columns, _, answer = text.rpartition(' ')
