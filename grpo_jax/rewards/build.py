@@ -204,13 +204,17 @@ class Part(NamedTuple):
     own: bool = False  # a function of the user's, which may be called again after an exception
     reads_correct: bool = False  # reads the verifier's verdict
     reads_truncated: bool = False  # reads whether the budget ended before a stop token
+    reads_step: bool = False  # reads which step of the run the completions are of
     remote: bool = False  # asks a service, which may be away
     columns: Sequence[str] = ()  # that the data set must have
 
     def tell(self, truncated: Any, step: int | None) -> dict[str, Any]:
-        """The keyword arguments for a call of the part: `truncated` and `step`, each where the part reads it."""
+        """The keyword arguments for a call of the part: `truncated` and `step`, each where the part reads it.
+
+        Outside of steps (None) a service is told so, and a function of the user's gets 0.
+        """
         known = {'truncated': truncated} if self.reads_truncated else {}
-        return known | ({'step': step} if self.remote else {})
+        return known | ({'step': step if self.remote else step or 0} if self.reads_step else {})
 
 
 class RewardFunctions(NamedTuple):
@@ -367,7 +371,7 @@ def _make_part(name, module, weight, bind, own):
     parameters = inspect.signature(function).parameters
     asynchronous, batched = binding.is_async(function), 'completions' in parameters
     columns = getattr(function.func, 'columns', getattr(module, 'COLUMNS', ()))
-    reads = 'correct' in parameters, 'truncated' in parameters
+    reads = (name in parameters for name in ('correct', 'truncated', 'step'))
     return Part(function, weight, asynchronous, batched, own, *reads, 'services' in parameters, columns)
 
 

@@ -214,6 +214,16 @@ def test_a_reward_may_ask_whether_the_budget_cut_the_completion_off(tmp_path):
         assert [values.tolist() for values in rewarded.parts.values()] == [[1.0, 0.0]] * 4
 
 
+def test_a_reward_may_ask_which_step_it_is(tmp_path):
+    (tmp_path / 'mine.py').write_text('def late(completion, *, step):\n    return float(step > 3)\n')
+    functions = {'of_all': lambda completions, *, step: [float(step)] * len(completions)}
+    made = make((f'{tmp_path}/mine.py:late', 1.0), ('of_all', 1.0), functions=functions, verifier='late')
+    rewards.try_out(made, [example('1')])
+    for step, expected in ((None, [0.0, 0.0]), (4, [1.0, 4.0])):
+        told = rewards.compute_rewards(made._replace(step=step), [example('1')], ['a'], [False], [1])
+        assert [float(values[0]) for values in told.parts.values()] == expected
+
+
 @pytest.mark.parametrize(('name', 'column'), [('countdown', 'numbers'), ('code', 'before')])
 def test_a_reward_of_the_package_is_refused_where_the_data_lack_what_it_reads(name, column):
     reward_functions = make((name, 1.0))
