@@ -60,7 +60,7 @@ def kind_of(array: Any) -> str:
 
 
 def _program(leaf):
-    """The compiled function `sums` for arrays with the leaf's mesh; its result is replicated on every device."""
+    """The jitted function `sums` for arrays on the leaf's mesh; its result is replicated on all the mesh's devices."""
     sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
     if isinstance(sharding, jax.sharding.NamedSharding):
         return _compile_sums(jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec()))
@@ -74,7 +74,7 @@ def _compile_sums(sharding):
 
 
 def sums(array: Array) -> UInt[Array, ' 3']:
-    """[sum, other sum, number of elements that are not finite]; the sums are over hashed elements, modulo 2^32."""
+    """[sum, other sum, number of elements that are not finite]; sums of hashes of the elements and places, mod 2^32."""
     array = jax.device_put(array, jax.memory.Space.Device)  # an offloaded array lies in the hosts' memory
     finite = jnp.isfinite(array) if jnp.issubdtype(array.dtype, jnp.floating) else jnp.bool(True)
     array = array.astype(jnp.uint8) if array.dtype == bool else array
