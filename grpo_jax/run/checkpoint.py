@@ -88,7 +88,7 @@ class Best:
                 self.add(row['step'], row)
 
     def add(self, step: int, results: Mapping[str, Any]) -> bool:
-        """Adds the evaluation before a step; returns whether it is the best yet. BadInput if step 0's lacks the figure."""
+        """Adds the evaluation before a step; returns whether it is the best yet. BadInput if step 0 has no figure."""
         if step == 0 and self.figure not in results:
             raise BadInput('checkpoint.best', self.figure, f'is no figure; {ranges.nearest(self.figure, results)}')
         value = results.get(self.figure, -math.inf)
@@ -290,7 +290,7 @@ def recorded_digests(path: str) -> dict[str, list[str]]:
 
 
 def recorded_pending(path: str) -> dict[str, np.ndarray] | None:
-    """{name: u8 zeros} shaped as the arrays of TrainState.pending in a checkpoint; None without any; Damaged as `kinds`."""
+    """{name: u8 zeros} shaped as the arrays of TrainState.pending in a checkpoint; None without any. Raises Damaged."""
     try:
         kinds = {name: kind for name, (kind, _) in recorded_digests(path).items()}
     except Exception as error:  # Orbax raises many kinds of errors for damaged files

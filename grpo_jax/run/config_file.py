@@ -198,7 +198,7 @@ def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
 
 
 def _add_overridden(section, prefix, declared, overrides):
-    """Adds each declared option that `overrides` has under `prefix` to a section, with its default or an empty value."""
+    """Adds each declared option that `overrides` has under `prefix` to a section, as its default or an empty value."""
     for name, parameter in declared.items():
         inside = f'{prefix}{name}.'  # --config.data.options.columns.level=difficulty adds a key to columns
         if keys := [key.removeprefix(inside) for key in overrides if key.startswith(inside)]:

@@ -76,7 +76,7 @@ class Console:
                     self._bars[activity] = self._progress.add_task(text, total=total, details='')
 
     def advanced(self, activity: Activity) -> None:
-        """Prints a line of progress: each time if the activity has `lines`, else, without bars, at tenths of its total."""
+        """Prints a line of progress: each time if the activity has `lines`; else, without bars, at each tenth."""
         with self._lock:
             tenth = activity.done % math.ceil(activity.total / LINES) == 0 and activity.done < activity.total
             due = activity.lines or (tenth and self._progress is None)
@@ -84,7 +84,7 @@ class Console:
                 self._describe(activity)
 
     def ended(self, activity: Activity) -> None:
-        """Removes the activity's bar, and prints its result with the time it took, if it has one and took TRIFLE."""
+        """Removes the activity's bar, and prints its result, if it has one, with the time it took."""
         with self._lock:
             if activity not in self._running:
                 return
