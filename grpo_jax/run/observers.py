@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
     row: int  # of the rollout
     id: int  # of its example
-    shared: int  # its first tokens that another, different completion of its group also begins with
+    shared: int  # how many of its first tokens another, different completion of its group begins with too
 
 
 def abstract_probe(log: Any, shapes: batches.Shapes) -> dict[str, Any]:
@@ -104,10 +104,10 @@ def observe_reference(scorer: Executable, metrics: Executable, every: int) -> Ob
 
 
 def observe_agreement(learner: Learner, staleness: int) -> Observe:
-    """An Observe function that compares sampler and learner over the tokens that this step's weights have sampled.
+    """An Observe function that measures how far the sampler's and learner's logprobs differ under the same weights.
 
-    Other metrics compare the learner's logprobs with those of tokens that earlier weights have sampled. With staleness
-    the tokens are those of the newest draw, which a later step learns from.
+    It compares only tokens that this step's weights have sampled; other metrics also compare tokens of earlier weights.
+    With staleness these tokens are in the newest draw, which a later step learns from.
     """
 
     def observe(state, experience, packed, draw):
@@ -195,7 +195,7 @@ class Probe(NamedTuple):
         return np.concatenate(scored)[:count]
 
     def _find_entries(self, probe, experience, examples, rollout):
-        """[Entry of each example with a right completion that is not in the probe yet], as many as have room."""
+        """[Entry of the first right completion of each example that is not in the probe yet], as many as have room."""
         shape, ids, size = (len(examples), -1), np.asarray(probe['ids']), int(probe['size'])
         correct, rewards = processes.fetch((experience.correct, experience.rewards))
         right = mark_right(correct.reshape(shape), rewards.reshape(shape))
@@ -233,14 +233,14 @@ def mark_right(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P 
 
 
 def shared_prefix_length(tokens: Int[np.ndarray, 'G C'], mask: Bool[np.ndarray, 'G C'], row: int) -> int:
-    """The longest prefix, in tokens, that a row shares with another row of its group; equal rows do not count."""
+    """How many first tokens row number `row` shares with another row of its group, at most; equal rows do not count."""
     same = (tokens == tokens[row]) & mask & mask[row]
     different = (same != mask[row]).any(1) | (mask != mask[row]).any(1)
     return int((np.cumprod(same, 1).sum(1) * different).max())
 
 
 def compare(probe: dict[str, Any], logprobs: Float[np.ndarray, 'n C']) -> dict[str, Any]:
-    """{metric: value} of the probe: means over the tokens of its entries, NaN without tokens.
+    """{metric: value} of the probe: mean logprobs of its entries' tokens, and their mean change; NaN without tokens.
 
     probe: the host arrays in TrainState.aux; logprobs: the policy's now, of n rows, whose first `size` are entries.
     """
