@@ -63,7 +63,7 @@ class CollectOptions(NamedTuple):
     def from_config(cls, section, *, group_size: int, corrected: bool, reward_options: rewards.RewardOptions):
         """Reads config.collection as CollectOptions. Raises BadInput for choices that cannot work.
 
-        corrected: the algorithm accounts for completions of other policies. reward_options: of the run.
+        corrected: whether the algorithm accounts for completions of other policies. reward_options: the run's.
         """
         collection, verifier = cls(**ranges.read_section(cls, section, 'collection')), reward_options.verifies_all
         if (collection.reference == 'frozen') != (collection.reference_every == 0):
@@ -104,7 +104,7 @@ class CollectOptions(NamedTuple):
 
     @property
     def counts_passes(self) -> bool:
-        """Whether tries and hits of each example are counted."""
+        """Whether the run counts how many completions of each example were sampled (tries) and were right (hits)."""
         return self.retire_above > 0 or self.allocation == 'pass_rate'
 
     @property
@@ -114,12 +114,12 @@ class CollectOptions(NamedTuple):
 
     @property
     def keeps_groups(self) -> bool:
-        """Whether groups are kept from step to step."""
+        """Whether TrainState.aux['kept'] keeps groups for later steps, which resample or replay take from it."""
         return self.dead_groups in EXCHANGED and self.max_staleness > 0
 
 
 def _check_asynchronous(collection):
-    """BadInput for what does not go with steps that do not wait for all their completions."""
+    """Raises BadInput for settings that do not go with in_flight or staleness."""
     for name in ('in_flight', 'staleness'):
         hindered = {
             f'collection.source = {collection.source}': collection.source != 'policy',
@@ -133,7 +133,7 @@ def _check_asynchronous(collection):
 
 
 def _check_allocation(collection, group_size, verifier):
-    """BadInput for groups of several sizes where something needs one, or where nothing says who wants more."""
+    """Raises BadInput for an allocation of unequal sizes that other settings forbid, or that lacks a verifier."""
     allocation, unit, seeding = collection.allocation, collection.allocation_unit, collection.seeding
     if seeding and allocation != 'uncertainty':
         raise BadInput('collection.seeding', seeding, "needs collection.allocation='uncertainty'; set that, or use 0")
