@@ -36,7 +36,7 @@ class Pytree:
 
 
 def pytree(cls: type[T]) -> type[T]:
-    """Makes a class a frozen dataclass that JAX treats as a tree of its fields.
+    """Decorates a class, which becomes a frozen dataclass that JAX treats as a tree of its fields.
 
     The fields' types are not checked at run time, since JAX puts shardings and abstract shapes in the places of arrays.
     """

@@ -70,7 +70,7 @@ def kl_runaway(rows: Rows, context: Context) -> Sign | None:
 
 
 def likelihood_displacement(rows: Rows, context: Context) -> Sign | None:
-    """A Sign if right completions lose likelihood, and accuracy is no better (arXiv 2410.08847, 2505.18830, 2512.04220).
+    """A Sign if right completions lose likelihood and accuracy is no better (arXiv 2410.08847, 2505.18830, 2512.04220).
 
     Measured on the probe; without one, between the updates of a step, which needs several updates a rollout.
     """
