@@ -110,7 +110,7 @@ class ReadWith:
     words: str = ''
 
     def holds(self, owners: Mapping[str, Any]) -> bool:
-        """Whether the key is read; owners: {first part of a path: object with the rest}; a missing owner allows nothing."""
+        """Whether the key is read; owners: {first part of a path: object with the rest}; a missing one is empty."""
         return any(self._allows(*path.removeprefix('!').partition('.'), '!' in path, owners) for path in self.paths)
 
     def _allows(self, owner, _, name, negated, owners):
