@@ -16,7 +16,7 @@ SECTIONS = ('actor_rollout_ref', 'critic', 'custom_reward_function', 'trainer', 
 
 
 class Setting(NamedTuple):
-    """A setting of another framework."""
+    """A setting of another framework, and the key of this package that it corresponds to."""
 
     framework: str
     name: str  # as it is written there; NAME=VALUE where the value decides

@@ -25,7 +25,7 @@ TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)  # errors of a
 
 
 class BadInput(Exception):
-    """Input that the user can correct; the commands print it and exit with status 2.
+    """Raised for input that the user can correct; the commands print it and exit with status 2.
 
     It reads as a sentence, `thing = value: remedy`, about something that the user named; with NO_VALUE, `thing remedy`.
     """
@@ -58,7 +58,7 @@ class BadInput(Exception):
 
 
 class InUse(BadInput):
-    """A workdir that another process writes to. Its own exit status tells a script that it may try again later."""
+    """Raised for a workdir that another process writes to. By its exit status a script may try again later."""
 
     status = 45
 

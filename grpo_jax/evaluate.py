@@ -235,7 +235,7 @@ def _completion_rows(tokenizer, dataset, judged):
 
 
 def print_report(content: dict[str, Any]) -> None:
-    """Prints the figures of evaluation.json with intervals, strict beside lenient, and the tables by subject."""
+    """Prints the figures of evaluation.json with intervals, strict readings beside the usual, and tables by subject."""
     figures, samples, interval = content['figures'], content['samples'], f'{LEVEL:.0%} interval'
     strict = {name.removeprefix('strict/'): value for name, value in figures.items() if name.startswith('strict/')}
     show_tables(

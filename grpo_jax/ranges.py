@@ -88,7 +88,7 @@ class Kind(enum.Enum):
 
 
 class Place(enum.Enum):
-    """Marks a field that is not simply a key of its section under the field's name."""
+    """Marks a field that is no key of its section, or that stands for several keys."""
 
     NOWHERE = 'the field is no key: who makes the value gives it'
     HERE = "the field is an options type, whose keys stand among those of the field's own type"
@@ -114,6 +114,7 @@ class ReadWith:
         return any(self._allows(*path.removeprefix('!').partition('.'), '!' in path, owners) for path in self.paths)
 
     def _allows(self, owner, _, name, negated, owners):
+        """Whether the value at the path `owner`.`name` allows that the key is read; negated: the path had a '!'."""
         value = operator.attrgetter(name)(owners[owner]) if owner in owners else None
         if not self.values:
             return bool(value) != negated
@@ -271,6 +272,7 @@ def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
 
 
 def _join(name, key):
+    """The dotted name of a key in the section `name`, which may be ''."""
     return f'{name}.{key}'.lstrip('.')
 
 
@@ -376,4 +378,5 @@ def _is_section(annotation):
 
 
 def _is_mapping(value):
+    """Whether a value is a section of keys."""
     return isinstance(value, Mapping) or hasattr(value, 'items')  # a ConfigDict is no Mapping

@@ -33,7 +33,7 @@ NOISE = 0x5A3B  # folded into the run's key: samples must not reuse the noise of
 
 
 class Request(NamedTuple):
-    """The samples to make."""
+    """Which samples to make, and how many prompts a file has."""
 
     split: str = 'train'
     prompts: int = 0  # spread evenly over the split; 0: all

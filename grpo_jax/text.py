@@ -79,7 +79,7 @@ class Activity:
         self.stage, self.stage_began = '', self.began  # the part that it is in, and since when
 
     def enter(self, stage: str) -> None:
-        """Begins a stage."""
+        """Begins the part of the activity that `stage` names."""
         self.stage, self.stage_began = stage, time.monotonic()
 
     def advance(self, done: int, *cells: str) -> None:

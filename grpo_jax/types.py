@@ -88,7 +88,7 @@ class HeadOutput(NamedTuple):
 
 @pytree
 class Experience(Pytree):
-    """What an update of the policy learns from: a rollout, its advantages, and logprobs by whom."""
+    """What an update of the policy learns from: a rollout, its advantages, and its tokens' logprobs by policy."""
 
     rollout: Rollout
     advantages: Float[Array, 'B 1'] | Float[Array, 'B C']

@@ -127,6 +127,7 @@ def _is_taken(name, folder):
 
 
 def _stamp(path):
+    """(modification time in ns, size) of a file, which tell whether it was edited."""
     status = os.stat(path)
     return status.st_mtime_ns, status.st_size
 
@@ -159,7 +160,7 @@ def digest(path: str) -> str:
 
 
 def digests(path: str) -> dict[str, str]:
-    """{path: SHA-256} of a user's file, and of the users' files that it imports, also within functions, and so on."""
+    """{path: SHA-256} of a user's file, and of users' files that it imports, directly or through others."""
     folder, name = _find_package(os.path.abspath(path))
     folders = [os.path.dirname(os.path.abspath(path)), folder, *map(os.path.abspath, sys.path)]
     own = [place for place in folders if not _is_foreign(place)]

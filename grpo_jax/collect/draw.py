@@ -55,13 +55,13 @@ class Draw(NamedTuple):
 
     @property
     def grouping(self) -> Grouping:
-        """Which rows form a group."""
+        """The Grouping of the rollout's rows: which of them form a group."""
         blocks, rows = len(self.examples), len(self.rollout.truncated)
         return Grouping.by_sizes(np.full(blocks, rows // blocks) if self.sizes is None else self.sizes)
 
     @property
     def prompts(self) -> list[Example]:
-        """The example of each group."""
+        """The example of each group, in the groups' order."""
         rows = len(self.rollout.truncated) // len(self.examples)
         return [self.examples[row // rows] for row in np.flatnonzero(self.grouping.place == 0)]
 

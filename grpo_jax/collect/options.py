@@ -43,7 +43,7 @@ class CollectOptions(NamedTuple):
     retire_above: Amendable[Share] = 0.0  # pass rate over all its visits from which a prompt retires; 0: none
     # share of a step's places that go to retired prompts again
     revisit: Amendable[Annotated[float, Range(least=0, below=1)]] = 0.0
-    # completions of each prompt: equal, rollout.group_size; or unequal, with that mean: pass_rate, most for prompts that
+    # completions of each prompt: equal, rollout.group_size; or unequal, with that mean: pass_rate, most for those that
     # then get both right and wrong ones; uncertainty, in rounds, most for prompts whose mean reward is unsure (XRPO)
     allocation: Annotated[str, OneOf(ALLOCATIONS)] = 'equal'
     # completions that a prompt gets at a time, unless allocation is equal

@@ -37,12 +37,12 @@ class PendingGroup(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether all its rows have met a stop or have all their tokens."""
+        """Whether all rows have ended, see ended_rows."""
         return bool(ended_rows(self.rollout).all())
 
 
 def ended_rows(rollout: Rollout) -> Bool[np.ndarray, ' B']:
-    """Which rows of a rollout on the host have met a stop or have all their tokens."""
+    """Which rows of a host rollout have ended: a stop token has come, or the budget of tokens is used up."""
     return ~np.asarray(rollout.truncated) | np.asarray(rollout.completion_mask).all(1)
 
 
@@ -100,6 +100,7 @@ def unpack_groups(data: UInt8[np.ndarray, ' n'], dataset: Dataset, pad_token: in
     prompt_mask = np.arange(queries) >= queries - arrays['prompt_lengths'][:, None]
 
     def spread(values, where, empty):
+        """An array in the shape of the mask `where`, with the values in its cells and `empty` elsewhere."""
         spread_values = np.full(where.shape, empty, values.dtype)
         spread_values[where] = values
         return spread_values
@@ -145,10 +146,10 @@ def _pack(arrays: Mapping[str, np.ndarray]) -> UInt8[np.ndarray, ' n']:
 
 
 def _to_bytes(value):
-    """A JSON text as u8[n]."""
+    """The JSON text of a value, as bytes u8[n]."""
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
 def _from_bytes(data):
-    """The value of a JSON text in u8[n]."""
+    """The value of a JSON text, from bytes u8[n]."""
     return json.loads(data.tobytes())

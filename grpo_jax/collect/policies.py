@@ -155,7 +155,7 @@ class Teacher(NamedTuple):
     digest: str  # of params
 
     def score(self, rollout: Rollout, packed: Any) -> Fields:
-        """Fields: teacher_logprobs of a rollout's tokens; teacher_top and teacher_ids if the program returns them."""
+        """{teacher_logprobs} of a rollout's tokens, also teacher_top and teacher_ids if the program returns them."""
         output = self.program(jax.device_put(self.params, self.shardings), rollout, packed)
         fields = {
             'teacher_logprobs': output.logprobs,

@@ -181,6 +181,7 @@ def make_exchange(collect_draw: Callable[..., tuple[Draw, TrainState]], drawer: 
         step = int(state.step)
 
         def draw_groups(between, index):
+            """Makes one draw of the step, see DrawGroups; between: (TrainState, draws so far)."""
             state, draws = between
             draw, state = collect_draw(state, progress, index)
             draw, aux = drawer.count_passes(draw, draw.chosen, dict(state.aux), index)

@@ -35,6 +35,7 @@ def make_rounds(drawer: Drawer, prompt_format: PromptFormat) -> Collect:
         unseeded, earlier = data.pick(drawer.dataset, chosen.indices), drawer.count_earlier_samples(chosen.indices)
 
         def draw_round(carry, owners, first, blocks):
+            """Samples one unit for each owner, see `draw` of allocate.explore; carry: (draws, seeded completions)."""
             draws, seeded = carry
             prompts_of_round = data.pick(unseeded, owners)
             if options.seeding and blocks[0]:

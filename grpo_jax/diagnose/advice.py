@@ -157,10 +157,12 @@ def describe_waits(
     """
 
     def usual(*names):
+        """The median over rows of the sum of these columns; 0.0 where no row has all of them."""
         sums = [sum(row[name] for name in names) for row in rows if all(row.get(name) is not None for name in names)]
         return statistics.median(sums) if sums else 0.0
 
     def tell(before, setting, after):
+        """Adds a sentence with the flags of a setting of config.collection, if the run can start with them."""
         flags = f'--branch=DIR --config.collection.{setting}{correction}'
         if acts(flags):
             lines.append(f'{before}: {flags} {after}')

@@ -25,6 +25,7 @@ def new_diagnoses(rows: Rows, context: Context) -> list[Diagnosis]:
         return MONITORS[name].judge(*_cut_to_step(rows, context, step))
 
     def speaks(name, step):
+        """Whether a monitor sees something at a step, and no monitor of its `because` does or did lately."""
         causes = MONITORS[name].because
         return judge(name, step) and not any(
             judge(cause, time) for cause in causes for time in range(step, step - back - 1, -1)

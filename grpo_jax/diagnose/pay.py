@@ -145,7 +145,7 @@ def falling_evaluation(rows: Rows, context: Context) -> Sign | None:
 
 
 def forgetting(rows: Rows, context: Context) -> Sign | None:
-    """A Sign if pass@1 on held-out prompts has fallen since mastered prompts are retired."""
+    """A Sign if pass@1 on held-out prompts has fallen, and a tenth or more of the prompts are retired as mastered."""
     retired = average(rows[-context.options.window :], 'retired')
     if retired is None or retired < SEEN_OFTEN:
         return None
@@ -170,7 +170,7 @@ def _find_fall(context):
 
 
 def _pass_rates(best, now):
-    """Two evaluations' pass@1 and steps, as evidence."""
+    """The pass@1 and step of two evaluations as text, for the evidence of a Sign."""
     return f'pass@1 {best["pass@1"]:.2f} at step {best["step"]}, {now["pass@1"]:.2f} at step {now["step"]}'
 
 

@@ -106,7 +106,7 @@ def is_command(words: Sequence[str]) -> bool:
 
 
 def _as_python(remedy, folder):
-    """A remedy as statements on `config`, and the call of train.run that goes on in a folder or begins beside it."""
+    """A remedy in Python: assignments to `config`, then the train.run that goes on in `folder` or begins beside it."""
     lines, new = [], _new_folder(folder)
     for key, text in overrides(remedy).items():
         try:
@@ -127,7 +127,7 @@ def _new_folder(folder):
 
 
 def _flag_name(word):
-    """The name of the flag that a word is or begins with; '' for another word."""
+    """The flag's name in a word like --name or --name=value; '' for a word that is no flag."""
     return word.partition('=')[0].lstrip('-') if word.startswith('-') else ''
 
 
@@ -155,6 +155,7 @@ def _set(config, key, text):
 
 
 def _is_sampled(config, algorithm, limits):
+    """Whether completions are sampled, and not read from the data."""
     return config['collection']['source'] not in READ_FROM_DATA
 
 

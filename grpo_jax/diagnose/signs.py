@@ -269,7 +269,7 @@ def last_values(rows: Rows, name: str, count: int) -> list[float] | None:
 
 
 def rows_until_measured(rows: Rows, name: str) -> Rows:
-    """Returns the rows up to the newest one with the metric, for metrics of some steps; () if the last AGE lack it."""
+    """Returns the rows up to the newest that has the metric, since few steps do; () if the last AGE rows lack it."""
     age = next((age for age, row in enumerate(reversed(rows[-AGE:])) if row.get(name) is not None), None)
     return () if age is None else rows[: len(rows) - age]
 

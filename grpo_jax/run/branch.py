@@ -103,6 +103,7 @@ def _inherit(run, parent, changes, learner):
     reset_parts = checkpoint.DATA_PARTS if other_data or checkpoint.TRAIN_SPLIT in changed else set()
 
     def read(path):
+        """The branch's first TrainState from one checkpoint of the parent."""
         amended = steering.keys_amended_since(parent, int(os.path.basename(path)), changes)
         state = checkpoint.read_fitting(
             path,

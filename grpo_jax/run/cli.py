@@ -62,7 +62,7 @@ def read_steering() -> Steering:
 
 
 def define_trust():
-    """Defines --trust."""
+    """Defines --trust, with which a command runs the Python files that the workdir's config names."""
     flags.DEFINE_bool(
         'trust', False, "Run the Python files that the workdir's own config.json names: its rewards and data sets."
     )
@@ -119,6 +119,7 @@ def run(main):
         return
 
     def guarded(_):
+        """Runs main() between processes and signals, and exits with the status of an error."""
         status = 1
         try:
             for name in FOLDERS:

@@ -88,7 +88,7 @@ def experiments() -> list[str]:
 
 
 def read_config(path: str, *preset: str) -> ConfigDict:
-    """The ConfigDict that get_config(*preset) of the config file at `path` returns; BadInput as call_function raises.
+    """The ConfigDict that get_config(*preset) of the config file at `path` returns; BadInput as in call_function.
 
     A FILE.py that is the preset, or that the config names, may also lie beside the config file.
     """
@@ -115,7 +115,7 @@ def _look_beside(config, folder):
 
 
 def _place(name, folder):
-    """folder/FILE.py for FILE.py, also with :NAME, if it lies there but not in the package; other names as they are."""
+    """name with `folder` before it if its FILE.py is there, but not in the current folder or the package; else name."""
     if not user_files.is_file(name):
         return name
     file = name if name.endswith('.py') else name.rpartition(':')[0]

@@ -165,6 +165,7 @@ class Console:
         threading.Thread(target=self._tick_until, args=[self._idle], name='console', daemon=True).start()
 
     def _tick_until(self, idle):
+        """Calls `tick` at intervals until the event `idle` is set."""
         while not idle.wait(SHORT if self._progress is None else RENEWED):
             self.tick()
 
@@ -429,7 +430,7 @@ def series(folder: str, name: str, file: str = 'metrics.jsonl') -> Float[np.ndar
 
 
 def make_panels(down: int, across: int, size: tuple[float, float], shared: bool = False) -> 'tuple[Figure, list[Axes]]':
-    """(figure of `size` inches, its down * across styled panels); shared: all panels have the same axes."""
+    """(a Figure of `size` inches, its panels in `down` rows of `across`); shared: whether all have the same axes."""
     from matplotlib.figure import Figure  # here, since the import takes half a second
 
     figure = Figure(figsize=size, layout='constrained')
@@ -500,6 +501,7 @@ def _evaluation_table(workdir):
 
 
 def _can_print(text):
+    """Whether stdout's encoding has all characters of a text."""
     try:
         text.encode(sys.stdout.encoding or 'ascii')
     except UnicodeEncodeError:

@@ -36,7 +36,7 @@ def digests(tree: Any) -> dict[str, Digest]:
 
 
 def _digest(leaf):
-    """The Digest of an array; bytes, whose number changes at each step, are hashed on the host."""
+    """The Digest of an array; u8 arrays, whose size changes from step to step, are hashed on the host."""
     if leaf.dtype == np.uint8:
         return Digest(kind_of(leaf), hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:16], True)
     low, high, bad = processes.fetch(_program(leaf)(leaf))

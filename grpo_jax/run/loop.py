@@ -343,7 +343,7 @@ class Loop:
             self.writer.sampling(tokens, live, slots)
 
     def is_due(self, step: int, every: int) -> bool:
-        """Whether a step is a multiple of `every`; never where that is 0."""
+        """Whether a step is a multiple of `every`; False where `every` is 0."""
         return every > 0 and step % every == 0
 
     def log(self, step: int, row: Mapping[str, Any], speeds: Mapping[str, float] | None = None):

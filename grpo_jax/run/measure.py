@@ -221,7 +221,7 @@ def correlation_in_groups(x: Num[np.ndarray, 'P G'], y: Float[np.ndarray, 'P G']
 
 
 def outcome_signs(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
-    """1 for right, -1 for wrong, 0 for unknown; without any verdict, the sign of (reward - mean of its group)."""
+    """For each completion 1 if right, -1 if wrong, else 0; without any verdict, the sign of reward - group mean."""
     if np.isfinite(correct).any():
         return np.nan_to_num(2 * correct - 1)
     return np.sign(np.nan_to_num(group_math.centre(rewards, group_math.group_means(rewards))))

@@ -1,4 +1,4 @@
-"""Measurements that do not affect training: the probe, the KL to a reference that no loss reads, and agreement.
+"""Measurements that training does not read: probe, KL to a reference, and agreement of sampler and learner.
 
 The probe is a set of prompts, each with its first right completion. It compares the policy's logprobs of these
 completions with the logprobs at the step in which they entered. Ratios cannot show that right completions become
@@ -61,7 +61,7 @@ class Observers(NamedTuple):
 
 
 def make_observers(run: Any, learner: Learner) -> Observers:
-    """The Observers of a Run: config.log turns on the KL and the probe, steps that do not wait the agreement."""
+    """The Observers of a Run: config.log turns on KL and probe; where steps do not wait, the agreement is measured."""
     log, shapes = run.settings.log, run.settings.step_shapes(run.algorithm)
     observers, programs = [], {}
     if not run.algorithm.needs_reference and log.kl_every:
@@ -128,7 +128,7 @@ def observe_agreement(learner: Learner, staleness: int) -> Observe:
 
 
 def make_reference_metrics(shapes: Shapes, mesh: jax.sharding.Mesh) -> Executable:
-    """An Executable (logprobs, ref_logprobs, mask), each [B, C] -> {name: f32[]} of algorithms.reference_metrics."""
+    """The Executable of algorithms.reference_metrics: (logprobs, ref_logprobs, mask) [B, C] -> {metric: f32[]}."""
 
     def metrics(logprobs, ref_logprobs, mask):
         values = algorithms.reference_metrics(logprobs, ref_logprobs, mask)
@@ -181,11 +181,13 @@ class Probe(NamedTuple):
         times = -(-count // groups)
 
         def in_groups(x):
+            """[n, ...] as [times, B, ...]: the rows of each call of the scorer, filled up with zeros."""
             rows = np.zeros((times * groups, group, *x.shape[1:]), x.dtype)
             rows[:count, 0] = x
             return rows.reshape(times, groups * group, *x.shape[1:])
 
         def score(batch):
+            """f32[groups, C]: the logprobs of the first row of each group in a batch of B rows."""
             batch = batches.put_rows(batch, self.mesh)
             output = self.learner.scorer(params, batch, self.learner.pack(batch))
             return processes.fetch(output.logprobs)[::group]

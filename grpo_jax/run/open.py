@@ -59,7 +59,7 @@ WRITTEN = (
 
 
 class Model(NamedTuple):
-    """The policy's model."""
+    """The policy's model: its config, tokenizer and files."""
 
     config: transformer.ModelConfig
     tokenizer: Any  # None where programs are only compiled, which do not depend on it
@@ -633,6 +633,7 @@ def open_state(
     """
 
     def read(path, abstract):
+        """The TrainState in a checkpoint's folder, with initial values in parts that amendments or logging reset."""
         if initial is None:
             return checkpoint.read_tree(path, abstract)
         changes = steering.changes(run.workdir, run.settings.recorded) + run.contents.changes

@@ -197,6 +197,7 @@ def token_texts(tokenizer: Any, completions: Sequence[np.ndarray]) -> list[list[
     before = tokenizer.encode('a', add_special_tokens=False)
 
     def decode(runs):
+        """The text of each run of tokens as it stands inside a completion, with its blank at the start."""
         start, *texts = (exact_text(tokenizer, run) for run in [before, *([*before, *run] for run in runs)])
         alone = [text if text.startswith(start) else None for text in texts]
         return [

@@ -140,7 +140,7 @@ class LogOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section, unverified: bool = False):
-        """LogOptions of config.log; unverified: of the RewardOptions. BadInput for values out of range."""
+        """LogOptions of config.log; unverified: RewardOptions.unverified. Raises BadInput for values out of range."""
         options = cls(**ranges.read_section(cls, section, 'log'), tracking=Tracking.from_config(section))
         return options if options.kl_every >= 0 else options._replace(kl_every=KL_EVERY if unverified else 0)
 
@@ -229,7 +229,7 @@ def lock(config: Any) -> Any:
 
 
 def kind_of(key: str) -> Kind:
-    """The Kind of a dotted key: its field's, else the innermost section's that has one, else FIXED.
+    """The Kind of a dotted key: from its field, else from the innermost section around it with a Kind, else FIXED.
 
     Options of this package's rewards have the Kind of their declaration; PATH_OPTIONS are PATH.
     """

@@ -48,7 +48,7 @@ class Signals:
         _underway.remove(self)
 
     def step(self, name: str) -> None:
-        """Starts the timer of a step, whose name a hang prints; stops the timer of the step before."""
+        """Starts the timer that ends the process if step `name` hangs; stops the timer of the step before."""
         self._disarm()
         if self._limit:
             self._timer = threading.Timer(self._limit, _end_hung_process, (name, self._limit))
@@ -56,6 +56,7 @@ class Signals:
             self._timer.start()
 
     def _disarm(self):
+        """Stops the timer of the step before."""
         if self._timer:
             self._timer.cancel()
 

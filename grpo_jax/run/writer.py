@@ -41,7 +41,7 @@ FILES = 'metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl'  # a row a step or
 
 
 class Dropped:
-    """Counts what a full disk made a run drop, by kind: the name of a folder or file in the workdir."""
+    """Counts what a run could not write on a full disk, by kind: the name of a file or folder in the workdir."""
 
     def __init__(self, workdir: str):
         self._workdir = workdir
@@ -247,6 +247,7 @@ class Trackers:
             sys.excepthook = hook  # wandb replaces it
 
     def _log(self, step, values):
+        """Logs {name: value} of a step to each tracker."""
         for name, run in [*self._runs.items()]:
             self._attempt(name, step, lambda run=run: run.log(dict(values), step=step))
 
@@ -360,7 +361,7 @@ class Writer:
         self._steps.advance(step + 1, *([] if self._shown else [f'step {step}']), *cells)  # its number in the files
 
     def stage(self, name: str) -> None:
-        """Shows the stage of the step that begins."""
+        """Shows the name of the step's stage that begins."""
         self._steps.enter(name)
 
     def sampling(self, tokens: int, live: int, slots: int) -> None:
