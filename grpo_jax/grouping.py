@@ -34,7 +34,7 @@ class Grouping(NamedTuple):
         return np.bincount(self.owner)
 
     def spread(self, x: Shaped[np.ndarray, 'B ...'], fill: float = 0) -> Shaped[np.ndarray, 'P G ...']:
-        """x by group and place: x[b] at [owner[b], place[b]]. G is the largest group's size; `fill` pads smaller ones."""
+        """x by group and place: x[b] at [owner[b], place[b]]. G is the largest size; `fill` pads smaller groups."""
         sizes = self.sizes
         x_PG = np.full((len(sizes), sizes.max(), *x.shape[1:]), fill, x.dtype)
         x_PG[self.owner, self.place] = x
