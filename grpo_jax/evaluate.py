@@ -292,7 +292,7 @@ def open_recorded(
         raise BadInput('--workdir', workdir, remedy)
     config.mesh = meshes.Axes()._asdict()
     config.evaluation.update(evaluation or {})
-    recorded = NOWHERE if from_python else workdir  # whose data are others
+    recorded = NOWHERE if from_python else workdir  # rows from Python are not the data that workdir records
     run = open_config(config, recorded, folder=files.path_inside(workdir, 'model'), functions=functions)
     return dataclasses.replace(run, workdir=workdir)
 

@@ -114,7 +114,7 @@ def run(
         # Without one, the model's policy, or what the cold start, a run of its own, makes of it.
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         compiler.wait('the programs of a step and an evaluation')
-        check_programs(run.workdir, settings.recorded, programs)  # with equal settings they are those of the last start
+        check_programs(run.workdir, settings.recorded, programs)  # with equal settings they equal the last start's
         make_workdir(run, int(state.step))  # config.json and what else tells of the run: from now on nothing is refused
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
         renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)  # from a checkpoint

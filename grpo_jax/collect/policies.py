@@ -50,7 +50,7 @@ class Logprobs(NamedTuple):
     """The stage of a step that computes the logprobs which an algorithm reads: of policy, reference and teacher."""
 
     compute: Callable[[TrainState, Rollout, Any], Fields]  # (state, rollout, packed rows) -> fields
-    programs: dict[str, Executable]  # by name, without those of the learner
+    programs: dict[str, Executable]  # by name, without the learner's
     records: dict[str, Any]  # what is written into the workdir: JSON by file name
 
 

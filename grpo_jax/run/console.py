@@ -488,7 +488,7 @@ def _evaluation_table(workdir):
     first, last = evaluations[0], evaluations[-1]
     passes = [name for name in first if name.startswith('pass@')]  # by rising k
     names = dict.fromkeys(['greedy', *passes[:1], *passes[-1:], 'reward', 'length', 'truncated'])
-    # the reward is the verifier's verdict, so the figures are equal; or the two are different rewards
+    # the reward equals pass@1, being the verifier's verdict; or the first and last rewards are different ones
     if first['step'] < reward_amended(workdir) or (passes and first.get('reward') == first[passes[0]]):
         del names['reward']
     rows = [

@@ -84,7 +84,7 @@ def serves_sampler(run: Callable[P, R]) -> Callable[P, R]:
         transport = importlib.import_module('grpo_jax.hosts.transport')
         folder = None if section.get('transport') == 'devices' else os.path.join(workdir, transport.FOLDER)
         with processes.group(own if serving else owners), Signals(0) as heard:
-            heard.underway = serving  # what there is to save is with the learner's side
+            heard.underway = serving  # all that can be saved is on the learner's side
             others = owners if serving else own
             with transport.Link(others, folder, lambda: heard.stopping and processes.ask_to_stop()):
                 if serving:
@@ -125,7 +125,7 @@ def barrier(
         'data': contents.get('splits'),
         'files': sorted(contents.get('files', {}).values()),
     }
-    if processes.has_others():  # one process traces its programs, which a hash needs, later
+    if processes.has_others():  # a hash needs traced programs, and a single process traces later
         values |= {f'program {name}': program.hash for name, program in programs.items()}
     with during('waiting for the other processes'):
         processes.exchange_stop('the start', values | traverse_util.flatten_dict({'config': dict(recorded)}, sep='.'))
@@ -264,7 +264,7 @@ def make_waits(config: Any, acts: Callable[[str], bool]) -> Callable[[Mapping[st
 
     config: the run's; acts(flags): whether the run could start with these flags, which the advice names.
     """
-    # on a CPU a decode step costs what its rows do
+    # on a CPU the time of a decode step is in proportion to its rows
     in_flight = measure.choose_in_flight(config.data.prompts_per_step, jax.device_count())
     in_flight, begun = in_flight * (jax.default_backend() != 'cpu'), []
 

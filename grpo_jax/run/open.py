@@ -174,10 +174,10 @@ def open_config(
     with Checks(outer) as check:
         if not workdir:
             check.keep(BadInput('--workdir', workdir, 'names no folder; name one'))
-            workdir = NOWHERE  # and not the folder in which the process is
+            workdir = NOWHERE  # '' would be the current folder
         check(_check_workdir, workdir)
         changes = check(steering.changes, workdir, check(recorded_form, config))
-        check(steering.check, changes, workdir, steered)  # first: another run's folder explains what else is wrong
+        check(steering.check, changes, workdir, steered)  # first: another run's folder may explain all other errors
         settings = Settings.from_config(config, check)
         source, columns = settings.model, settings.data.max_prompt_tokens + settings.sampling.max_tokens
         located = check(data.locate, settings.data, check(steering.recorded_origins, workdir) or origins)
@@ -185,7 +185,7 @@ def open_config(
         check(check_context, columns, model.folder)
         if settings.mesh is UNMADE or settings.mesh.get('data', 1):
             mesh = check(meshes.make, settings.mesh)
-        else:  # a mesh is chosen for all that it cuts
+        else:  # choosing a mesh needs all settings that it must divide
             mesh = UNMADE
         if mesh is not UNMADE or not any(part is UNMADE for part in (*settings, model)):
             chosen = check(open_mesh, settings, model.config, workdir, head)
@@ -193,7 +193,7 @@ def open_config(
             mesh = check(meshes.make, chosen.mesh)
         both = check(make_sides, settings.mesh, mesh, jax.devices())
         check(specs.params, check(lora.policy_table, model.config, source.lora), mesh)  # an axis may not divide
-        # else a checkpoint has the adapters
+        # a run with checkpoints reads its adapters there
         if source.lora.path and not (checkpoint.steps(workdir) or (steered and steered.branch)):
             check(peft.check, source.lora.path, model.config, source.lora)
         sampling = check(_add_tokens, settings.sampling, model, settings.data)
@@ -277,7 +277,7 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
             counts = [n for n in counts if count % n == 0]
         sizes = meshes.choose(section, model_config, counts, meshes.count_slices(devices), fits)
     if idle := count - math.prod(sizes.values()):
-        # what the first mesh over all devices lacks
+        # why the first mesh over all devices does not fit
         whole = next(iter(meshes.list_meshes(section, model_config, count)), sizes)
         shards = math.prod(whole[axis] for axis in ROW_AXES)
         wrong = ' and '.join(f'{name} = {number}' for name, number in dealt.items() if number % shards)
@@ -522,7 +522,7 @@ def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.
     except data.MissingSplit as missing:
         if split == 'train':
             raise
-        where = '' if options.test_split in ('', 'test') else f' ({missing})'  # which nobody has named
+        where = '' if options.test_split in ('', 'test') else f' ({missing})'  # a default, which no user has chosen
         remedy = 'Set data.held_out=0.05, or name a split or file in data.test_split'
         logger.warning('no test split: evaluations are of prompts of the train split%s. %s', where, remedy)
     return train or open_split(run, 'train')

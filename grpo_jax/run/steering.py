@@ -61,7 +61,7 @@ class Change(NamedTuple):
 
         Another file for an algorithm's piece is PATH, since `piece_changes` compares the contents.
         """
-        if self.key.startswith((OF_CONTENTS, OF_CONFIG)):  # a config's values have their own
+        if self.key.startswith((OF_CONTENTS, OF_CONFIG)):  # changed values of a config are Changes of their own
             return Kind.AMENDABLE if self.key.startswith(OF_CONTENTS) else Kind.FREE
         if self.key == 'data.options.sources' and _weights_in(self.old) != _weights_in(self.new):
             return Kind.FIXED
