@@ -8,7 +8,7 @@ from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):
-    """Cold start on demonstrations that mostly blurt, then reinforcement of working it out."""
+    """The config: a cold start on demonstrations that mostly blurt, then reinforcement of working the sum out."""
     config = default.get_config(preset)
     config.steps = 60
     config.model.path = 'configs/models/characters'

@@ -1,4 +1,4 @@
-"""Iterative GRPO of the arithmetic demo: a learned reward, which learns on from what the policy has come to write.
+"""Iterative GRPO of the arithmetic demo: a reward model that is trained again on what the policy writes.
 
     python -m grpo_jax.train --config=configs/arithmetic.py --workdir=runs/first --config.steps=8 \\
         --config.log.rollouts=1 --config.optimizer.learning_rate=0
@@ -7,7 +7,7 @@
         --labelled=runs/first/rollouts
 
 The first command's completions are those of the cold start, labelled by the verifier; they train the first reward
-model. From then on the policy learns from the reward model alone, which the verifier's verdicts correct between
+model. From then on the policy learns from the reward model alone, which is trained on the verifier's verdicts between
 iterations.
 
 Measured: 1 CPU core | time not recorded | pass@1 0.35 to 0.82 in three iterations
@@ -16,7 +16,7 @@ from grpo_jax.configs import arithmetic
 
 
 def get_config(preset='grpo_iterative'):
-    """8 steps an iteration, few enough that the policy does not learn to deceive the reward model."""
+    """The config of one iteration: 8 steps, so few that the policy does not learn to deceive the reward model."""
     config = arithmetic.get_config(preset)
     config.steps = 8
     config.model.path = 'runs/first_policy'

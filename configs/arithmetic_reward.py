@@ -1,4 +1,4 @@
-"""A process reward model of the arithmetic demo: is each column, and the answer, as it should be? 2 minutes on a CPU.
+"""A process reward model of the arithmetic demo, which judges each column and the answer; 2 minutes on a CPU.
 
 It starts from the demo's cold start, which knows the columns; from random weights so few labels teach it little.
 
@@ -17,7 +17,7 @@ from grpo_jax.configs import arithmetic
 
 
 def get_config(preset='grpo'):
-    """Labels by rule: the sums that are worked out have a wrong digit somewhere in 6 of 10."""
+    """The config, with labels by rule: 6 of 10 sums that are worked out have a wrong digit somewhere."""
     config = arithmetic.get_config(preset)
     config.model.path = 'runs/arithmetic_policy'
     config.model.random_init = False

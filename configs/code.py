@@ -13,7 +13,7 @@ from grpo_jax.configs import default, gsm8k
 
 
 def get_config(preset='dr_grpo'):
-    """256 completions a step of up to 512 tokens; the prompt shows the tests, as is the custom for MBPP."""
+    """The config: 256 completions a step of up to 512 tokens; the prompt shows the tests, as is the custom for MBPP."""
     config = gsm8k.get_config(preset)
     config.data.name = 'code'
     config.data.options = {'folder': os.path.join(default.DATA, 'code'), 'name': 'mbpp'}

@@ -10,7 +10,7 @@ from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):
-    """Cold start on expressions of the right numbers, often of another value, then reinforcement of the right ones."""
+    """The config: a cold start on expressions of the right numbers, many of a wrong value, then reinforcement."""
     config = default.get_config(preset)
     config.steps = 30
     config.model.path = 'configs/models/characters'

@@ -1,8 +1,8 @@
-"""The defaults of all keys, and a list of those that people turn. An experiment imports this file and changes a few.
+"""The defaults of all keys, with a list of keys that are often changed. An experiment imports this and changes a few.
 
 A key is a field of its section's type, with its values, default and meaning: `Keys` of grpo_jax/run/settings.py names
-the types. A number of an algorithm's piece is an argument of the piece. docs/config.md has every key, and each meaning
-whole where it ends with "..." here.
+the types. A number of an algorithm's piece is an argument of the piece. docs/config.md has every key, and the whole
+meaning where a comment here ends with "...".
 """
 import contextlib
 import difflib
@@ -138,13 +138,13 @@ def get_config(preset='grpo'):
 
 
 def _apply(config, preset):
-    """Puts a preset on the config: its apply names the sections that it changes, algorithm and perhaps collection."""
+    """Changes the config by a preset, whose function apply takes the sections to change: algorithm, collection."""
     apply = user_files.load_function('preset', f'{preset}:apply') if user_files.is_file(preset) else _find(preset)
     apply(**{name: config[name] for name in inspect.signature(apply).parameters})
 
 
 def _find(preset):
-    """The apply of configs/algorithms/<preset>.py; raises BadInput for an unknown preset."""
+    """The function apply of configs/algorithms/<preset>.py; raises BadInput for an unknown preset."""
     if preset.isidentifier():
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(f'grpo_jax.configs.algorithms.{preset}').apply

@@ -10,7 +10,7 @@ from grpo_jax.configs import default
 
 
 def get_config(preset='sft'):
-    """Completions that were right, each once."""
+    """The config: the teacher's right completions, each once."""
     config = default.get_config(preset)
     config.data.name = 'rollouts'
     config.data.options = {'folder': ''}

@@ -12,7 +12,7 @@ from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):
-    """256 completions a step of up to 512 tokens."""
+    """The config: 256 completions a step of up to 512 tokens."""
     config = default.get_config(preset)
     config.steps = 200
     config.model.path = 'Qwen/Qwen3-0.6B'

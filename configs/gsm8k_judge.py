@@ -4,8 +4,8 @@
     python -m grpo_jax.train --config=configs/gsm8k_judge.py --workdir=runs/judged \
         --config.reward.options.judge.url=http://HOST:8000/v1/chat/completions
 
-A judge is hacked where it pays more than the rule, so its weight is small, and a wrong answer earns little by it: the
-rubric asks for steps that follow, and not for the answer, which the rule knows better.
+A policy learns to deceive a judge that pays more than the rule, so the judge's weight is small, and a wrong answer
+earns little by it. The rubric asks whether the steps follow, and not for the answer, which the rule judges better.
 """
 from grpo_jax.configs import gsm8k
 
@@ -24,7 +24,7 @@ Name the first wrong step, if there is one, in a sentence. Then write in the las
 
 
 def get_config(preset='dr_grpo'):
-    """The settings of gsm8k.py, with a judge of a fifth of the rule's weight."""
+    """The config of gsm8k.py, with a judge of a fifth of the rule's weight."""
     config = gsm8k.get_config(preset)
     config.reward.parts = (('numeric', 1.0), ('judge', 0.2))
     config.reward.options.judge.url = 'http://localhost:8000/v1/chat/completions'

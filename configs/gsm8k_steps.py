@@ -8,7 +8,7 @@ from grpo_jax.configs import gsm8k_calculator
 
 
 def get_config(preset='grpo_process'):
-    """Cold start on chains with slips, then a reward for each step: 25 minutes on one core of a laptop's CPU."""
+    """The config: a cold start on chains with slips, then a reward for each step; 25 minutes on one core of a CPU."""
     config = gsm8k_calculator.get_config(preset)
     config.data.name = 'gsm8k_steps'
     config.data.options = {'folder': config.data.options.folder, 'steps': 3, 'slips': 0.5}

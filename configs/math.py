@@ -12,7 +12,7 @@ from grpo_jax.configs import default, gsm8k
 
 
 def get_config(preset='dr_grpo'):
-    """256 completions a step of up to 1024 tokens."""
+    """The config: 256 completions a step of up to 1024 tokens."""
     config = gsm8k.get_config(preset)
     config.steps = 300
     config.data.name = 'math'

@@ -18,7 +18,7 @@ from grpo_jax.configs import default
 
 
 def get_config(preset='dpo'):
-    """128 pairs a step, and twice through the data."""
+    """The config: 128 pairs a step, twice through the data."""
     config = default.get_config(preset)
     config.steps = 950
     config.model.path = 'Qwen/Qwen3-0.6B'

@@ -14,7 +14,7 @@ from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):
-    """96 completions a step of up to 48 tokens."""
+    """The config: 96 completions a step of up to 48 tokens."""
     config = default.get_config(preset)
     config.steps = 24
     config.model.path = 'HuggingFaceTB/SmolLM2-135M-Instruct'
@@ -31,7 +31,7 @@ def get_config(preset='dr_grpo'):
     config.reward.parts = (('numeric', 1.0), ('format', 0.2))
     if config.collection.gate == 'reward':  # the format is to teach only beside a right sum
         config.collection.gate = 'outcome'
-    # packed rows without them take less time
+    # without dead groups, packed rows take less time
     if config.collection.dead_groups == 'keep' and config.collection.gate != 'none':
         config.collection.dead_groups = 'drop'
     config.supervised.updates = 160

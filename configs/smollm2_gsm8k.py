@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct on GSM8K: whole solutions of grade-school problems, at the edge of what such a model can.
+"""SmolLM2-135M-Instruct on GSM8K: whole solutions of grade-school problems, at the limit of what such a model can do.
 
     python -m grpo_jax.train --config=configs/smollm2_gsm8k.py --workdir=runs/smollm2_gsm8k
 
@@ -14,7 +14,7 @@ from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):
-    """64 completions a step of up to 160 tokens."""
+    """The config: 64 completions a step of up to 160 tokens."""
     config = default.get_config(preset)
     config.steps = 16
     config.model.path = 'HuggingFaceTB/SmolLM2-135M-Instruct'
@@ -29,7 +29,7 @@ def get_config(preset='dr_grpo'):
     config.rollout.max_tokens = 160
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 160
-    # most are: packed rows without them take a fraction of the time
+    # most groups are dead: without them, packed rows take a fraction of the time
     if config.collection.dead_groups == 'keep' and config.collection.gate != 'none':
         config.collection.dead_groups = 'drop'
     config.supervised.updates = 40

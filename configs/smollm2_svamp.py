@@ -3,8 +3,8 @@
     python -m grpo_jax.train --config=configs/smollm2_svamp.py --workdir=runs/smollm2_svamp
 
 A few supervised updates show the form of an answer, and reinforcement does the rest. The verifier works the expression
-out: such a model learns which operation a problem asks for, and not to multiply. 30 % of the stories are held out; the
-others come with four more sets of numbers, or their answers would be learned.
+out: such a model learns which operation a problem asks for, but not to multiply. 30 % of the stories are held out; the
+others come with four more sets of numbers, so that their answers are not memorized.
 The data are read from GRPO_JAX_DATA/math, which must hold svamp.jsonl. --config.model.path=FOLDER names a folder with
 the model's files; without it they come from the hub.
 
@@ -16,7 +16,7 @@ from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):
-    """192 completions a step of up to 20 tokens."""
+    """The config: 192 completions a step of up to 20 tokens."""
     config = default.get_config(preset)
     config.steps = 120
     config.model.path = 'HuggingFaceTB/SmolLM2-135M-Instruct'
@@ -32,7 +32,7 @@ def get_config(preset='dr_grpo'):
     if config.algorithm.weights == 'fixed_length':
         config.algorithm.fixed_length = 20
     config.reward.parts, config.reward.verifier = (('expression', 1.0),), 'expression'
-    # packed rows without them take less time
+    # without dead groups, packed rows take less time
     if config.collection.dead_groups == 'keep' and config.collection.gate != 'none':
         config.collection.dead_groups = 'drop'
     config.supervised.updates = 6

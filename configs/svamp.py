@@ -1,4 +1,4 @@
-"""SVAMP: is what was learned on GSM8K also true of short problems with a trap? For evaluation, or to train on.
+"""SVAMP: short word problems with a trap, to evaluate what was learned on GSM8K, or to train on.
 
     python -m grpo_jax.evaluate --config=configs/svamp.py --config.model.path=FOLDER --out=runs/svamp
 
@@ -10,7 +10,7 @@ from grpo_jax.configs import default, gsm8k
 
 
 def get_config(preset='dr_grpo'):
-    """700 training problems, and 300 held-out ones."""
+    """The config of gsm8k.py with 700 training problems, and 300 held-out ones."""
     config = gsm8k.get_config(preset)
     config.data.name = 'svamp'
     config.data.options = {'folder': os.path.join(default.DATA, 'math')}

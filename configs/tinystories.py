@@ -13,7 +13,7 @@ from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):
-    """A few minutes on a laptop's CPU."""
+    """The config of a run that takes a few minutes on a laptop's CPU."""
     config = default.get_config(preset)
     config.steps = 30
     config.model.path = os.path.join(default.DATA, 'models', 'stories260K')

@@ -49,7 +49,8 @@ def monitors():
     rows = []
     for monitor in MONITORS.values():
         when = inspect.getdoc(monitor.sign).split('\n\n')
-        about = ' '.join(' '.join(paragraph.split()) for paragraph in when)
+        about = ' '.join(' '.join(paragraph.split()) for paragraph in when).removeprefix('A Sign if ')
+        about = about if about.startswith('pass@') else about[0].upper() + about[1:]
         if monitor.because:
             about += f' Waits behind {", ".join(f"`{name}`" for name in monitor.because)}.'
         rows.append((f'`{monitor.name}`', monitor.level, about, ', '.join(f'`{key}`' for key in thresholds(monitor))))

@@ -1,6 +1,6 @@
-"""The settings of other frameworks and the keys that they are here, by which a run refuses them: coming_from.csv.
+"""The settings of other frameworks, and the keys of this package that they correspond to: the table coming_from.csv.
 
-docs/coming_from.md has its tables from the same file, which is read at its first use.
+Messages that refuse a setting name its key here. The tables of docs/coming_from.md are made of the same file.
 """
 
 import csv
@@ -11,12 +11,12 @@ import re
 from typing import NamedTuple
 
 FILE = os.path.join(os.path.dirname(__file__), 'coming_from.csv')
-MOST = 2  # meanings of an ambiguous name that are said
+MOST = 2  # a name with more meanings is not explained
 SECTIONS = ('actor_rollout_ref', 'critic', 'custom_reward_function', 'trainer', 'val_kwargs')  # of verl, and none here
 
 
 class Setting(NamedTuple):
-    """A setting of another framework."""
+    """A setting of another framework, and the key of this package that it corresponds to."""
 
     framework: str
     name: str  # as it is written there; NAME=VALUE where the value decides
@@ -36,10 +36,10 @@ def settings() -> tuple[Setting, ...]:
 
 
 def explain(name: str, value: str | None = None) -> str:
-    """What the settings of other frameworks with this name are here, as a sentence; '' where there is none.
+    """Says which keys of this package other frameworks' settings of this name are, as a sentence; '' if none has it.
 
-    name: as a user gave it, dotted or not; value: the text that it was set to, if known. Of a dotted name, the last
-    parts count: `rollout.n` means verl's actor_rollout_ref.rollout.n.
+    name: as a user gave it, dotted or not; value: the text that it was set to, if known. Of a dotted name the last
+    parts are compared: `rollout.n` means verl's actor_rollout_ref.rollout.n.
     """
     parts = name.lstrip('+-').replace('-', '_').split('.')
     shared = {row: _count_shared(parts, row.name.partition('=')[0].split('.')) for row in settings()}
@@ -59,13 +59,13 @@ def explain(name: str, value: str | None = None) -> str:
 
 
 def explain_targets(text: str) -> str:
-    """What PEFT's names of matrices in a text are here, as a sentence; '' where there are none."""
+    """Says what PEFT's names of matrices (target_modules) in a text are here, as a sentence; '' if it has none."""
     words = re.findall(r'[\w-]+', text)
     return ', '.join(str(row) for row in settings() if row.name in [f'target_modules={word}' for word in words])
 
 
 def explain_value(key: str, value: str) -> str:
-    """What another framework's value of a setting is here, where the setting is `key`; '' where there is none."""
+    """Says which value of the key `key` here another framework's value of that setting is; '' where none is known."""
     own = [row for row in settings() if row.name.partition('=')[2] == value and row.here.startswith(f'{key}=')]
     words = [str(row) for row in own]
     words += [f'{r} ({r.differs.replace("`", "")})' for r in settings() if r.here == key and f'`{value}`' in r.differs]
@@ -73,6 +73,6 @@ def explain_value(key: str, value: str) -> str:
 
 
 def _count_shared(parts, names):
-    """How many of the last parts of two dotted names are the same."""
+    """How many parts two dotted names share, counted from their ends."""
     pairs = zip(reversed(parts), reversed(names), strict=False)
     return len([*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])

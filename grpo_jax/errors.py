@@ -25,7 +25,7 @@ TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)  # errors of a
 
 
 class BadInput(Exception):
-    """Input that the user can correct; the commands print it and exit with status 2.
+    """Raised for input that the user can correct; the commands print it and exit with status 2.
 
     It reads as a sentence, `thing = value: remedy`, about something that the user named; with NO_VALUE, `thing remedy`.
     """
@@ -37,7 +37,7 @@ class BadInput(Exception):
 
     @property
     def refusals(self) -> tuple['BadInput', ...]:
-        """Each single refusal in it; each has a line of its own."""
+        """The single BadInputs in this error, which is one itself; each is a line of output."""
         return (self,)
 
     def __str__(self) -> str:
@@ -58,20 +58,20 @@ class BadInput(Exception):
 
 
 class InUse(BadInput):
-    """A workdir that another process writes to. Its own exit status tells a script that it may try again later."""
+    """Raised for a workdir that another process writes to. By its exit status a script may try again later."""
 
     status = 45
 
 
 class BadInputs(BadInput):
-    """What several checks have refused, in their order; each has its line."""
+    """Several BadInputs as one, in the order of the checks that raised them; each is a line of the message."""
 
     def __init__(self, *refusals: BadInput):
         Exception.__init__(self, *refusals)
 
     @property
     def refusals(self) -> tuple[BadInput, ...]:
-        """As BadInput.refusals."""
+        """The BadInputs that are joined here."""
         return self.args
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class BadInputs(BadInput):
 
 
 class _Unmade:
-    """What a check has refused to make. What is in it, or added to it, is UNMADE too."""
+    """The type of UNMADE, which stands for a value that a check has refused. Its attributes and sums are UNMADE too."""
 
     def __getattr__(self, name):
         if name.startswith('__'):
@@ -101,12 +101,12 @@ UNMADE: Any = _Unmade()
 class Checks:
     """A context for independent checks; its end raises everything that they have refused.
 
-    `check(function, ...)` returns what the function returns, or UNMADE when it raises BadInput. It calls no function
-    with an argument that is UNMADE: what needs a thing that could not be made is not judged.
+    `check(function, ...)` returns what the function returns, or UNMADE when it raises BadInput. With an UNMADE argument
+    it does not call the function, and returns UNMADE: a value that could not be made causes no further refusals.
     """
 
     def __init__(self, outer: 'Checks | None' = None):
-        """outer: Checks that raise in place of these, whose block may then return values that are UNMADE."""
+        """outer: Checks that get these refusals and raise them later, so that the block may return UNMADE values."""
         self._outer = outer
         self._refusals: dict[str, BadInput] = {}  # by message, since two checks may read the same key
 
@@ -122,7 +122,7 @@ class Checks:
             return UNMADE
 
     def keep(self, error: BadInput) -> None:
-        """Adds what an error refuses."""
+        """Adds an error to those that the end of the context raises."""
         for refusal in error.refusals:
             self._refusals.setdefault(str(refusal), refusal)
 

@@ -139,10 +139,10 @@ def sample_batches(
     put: Callable[[Prompts], Prompts],
     sample: Callable[[Prompts], Rollout],
 ) -> Iterator[tuple[range, Rollout]]:
-    """Samples the prompts of a data set in order, in batches of shapes.prompts. Yields (indices, Rollout).
+    """Samples the prompts of a data set in order, in batches of shapes.prompts. Yields (indices, Rollout) of a batch.
 
-    put, then sample: called with the Prompts of a batch. The last batch is filled up, so that its Rollout may have
-    further rows.
+    A batch's Rollout is sample(put(Prompts)): put lays them on the mesh. The last batch is filled up with a prompt, so
+    that its Rollout may have more rows than its indices need.
     """
     for start in range(0, len(dataset.examples), shapes.prompts):
         real = range(start, min(start + shapes.prompts, len(dataset.examples)))
@@ -185,7 +185,7 @@ def complete(evaluator: Evaluator, params: Any) -> tuple[Judged, Judged]:
 
 
 def report(evaluator: Evaluator, params: Any) -> tuple[dict[str, Any], Iterator[dict]]:
-    """Returns (content of evaluation.json without model and config, rows of completions.jsonl) of a policy."""
+    """Evaluates a policy. Returns (content of evaluation.json without model and config, rows of completions.jsonl)."""
     dataset, sampling = evaluator.dataset, evaluator.engine.programs.spec.sampling
     greedy, sampled = complete(evaluator, params)
     figures, seed = compute_figures(sampled, len(dataset.examples), greedy), evaluator.seed
@@ -235,7 +235,7 @@ def _completion_rows(tokenizer, dataset, judged):
 
 
 def print_report(content: dict[str, Any]) -> None:
-    """Prints the figures of evaluation.json with intervals, strict beside lenient, and the tables by subject."""
+    """Prints the figures of evaluation.json with intervals, strict readings beside the usual, and tables by subject."""
     figures, samples, interval = content['figures'], content['samples'], f'{LEVEL:.0%} interval'
     strict = {name.removeprefix('strict/'): value for name, value in figures.items() if name.startswith('strict/')}
     show_tables(
@@ -292,7 +292,7 @@ def open_recorded(
         raise BadInput('--workdir', workdir, remedy)
     config.mesh = meshes.Axes()._asdict()
     config.evaluation.update(evaluation or {})
-    recorded = NOWHERE if from_python else workdir  # whose data are others
+    recorded = NOWHERE if from_python else workdir  # rows from Python are not the data that workdir records
     run = open_config(config, recorded, folder=files.path_inside(workdir, 'model'), functions=functions)
     return dataclasses.replace(run, workdir=workdir)
 
@@ -322,9 +322,9 @@ def open_subject(
 ) -> Policy:
     """Opens a Policy: the newest checkpoint in workdir or, without workdir, the model in config.model.path.
 
-    config: only without workdir, for prompts and rewards; trust, evaluation: see open_recorded; step: of the checkpoint
-    in place of the newest; examples: rows, as train.run takes them, in place of the config's data, or for a run
-    that learned from such. Raises BadInput when not exactly one of config and workdir is given, or for a model with
+    config: only without workdir, for prompts and rewards; trust, evaluation: see open_recorded; step: the checkpoint's
+    step, None for the newest; examples: rows, as train.run takes them, in place of the config's data, needed for a run
+    that learned from rows. Raises BadInput when not exactly one of config and workdir is given, or for a model with
     random weights.
     """
     if (config is None) == (workdir is None):

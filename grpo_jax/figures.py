@@ -39,20 +39,19 @@ class Judged(NamedTuple):
     rewarded: Rewards  # of N * n rows
     answers: dict[str, Shaped[np.ndarray, 'N n']]  # the answer that was read, or None; {} if the verifier reads none
     correct: dict[str, Shaped[np.ndarray, 'N n']]  # bools; None for prompts without a verifier
-    by_source: Sequence[
-        tuple[list[int], Any]
-    ] = ()  # with several sources: (indices of a source's prompts, their Judged) of each
+    # of each source, where there are several: (indices of the source's prompts, their Judged)
+    by_source: Sequence[tuple[list[int], Any]] = ()
 
 
 def judge(reward_functions: RewardFunctions, examples: Sequence[Example], completions: Completions) -> Judged:
-    """Judges N * n completions. A completion that the verifier cannot score counts as wrong."""
+    """The Judged of N * n completions, n for each of N examples; one that the verifier cannot judge counts as wrong."""
     return read_rewards(reward_functions, examples, _compute_rewards(reward_functions, examples, completions))
 
 
 def read_rewards(
     reward_functions: RewardFunctions, examples: Sequence[Example], rewarded: Rewards, strict: bool = True
 ) -> Judged:
-    """Returns the verifiers' Judged of completions with known rewards; strict: also in the stricter readings."""
+    """The Judged of completions whose Rewards are known; strict: whether verifiers also judge by a stricter reading."""
     divided = reward_functions.divide(examples)
     if len(divided) > 1:
         return _read_sources(divided, examples, rewarded, strict)
@@ -87,7 +86,7 @@ def _read_sources(divided, examples, rewarded, strict):
 
 
 def recorded_rewards(rows: Sequence[Mapping[str, Any]]) -> Rewards:
-    """Returns the Rewards in recorded rows of completions; which parts failed is not recorded."""
+    """Returns the Rewards that recorded rows of completions hold, without failures, which are not recorded."""
 
     def numbers(values):
         return np.array([np.nan if value is None else value for value in values], np.float64)
@@ -118,7 +117,7 @@ def _extract_answers(reward_functions, extract, completions, shape):
 
 
 def _compute_rewards(reward_functions, examples, completions):
-    """The Rewards of completions; processes share the groups."""
+    """The Rewards of completions; each process computes a part of the groups."""
     compute = functools.partial(rewards.compute_rewards, reward_functions)
     return processes.by_group(compute, examples, *completions)
 

@@ -34,14 +34,14 @@ class Grouping(NamedTuple):
         return np.bincount(self.owner)
 
     def spread(self, x: Shaped[np.ndarray, 'B ...'], fill: float = 0) -> Shaped[np.ndarray, 'P G ...']:
-        """x by group and place. G is the largest group's size, and smaller groups are padded with `fill`."""
+        """x by group and place: x[b] at [owner[b], place[b]]. G is the largest size; `fill` pads smaller groups."""
         sizes = self.sizes
         x_PG = np.full((len(sizes), sizes.max(), *x.shape[1:]), fill, x.dtype)
         x_PG[self.owner, self.place] = x
         return x_PG
 
     def gather(self, x: Shaped[np.ndarray, 'P G ...']) -> Shaped[np.ndarray, 'B ...']:
-        """x by row again: the inverse of spread."""
+        """The elements of x by row: the inverse of spread."""
         return x[self.owner, self.place]
 
     def rows_by_size(self) -> Iterator[Int[np.ndarray, 'n size']]:

@@ -88,7 +88,7 @@ class Kind(enum.Enum):
 
 
 class Place(enum.Enum):
-    """Marks a field that is not simply a key of its section under the field's name."""
+    """Marks a field that is no key of its section, or that stands for several keys."""
 
     NOWHERE = 'the field is no key: who makes the value gives it'
     HERE = "the field is an options type, whose keys stand among those of the field's own type"
@@ -98,10 +98,11 @@ class Place(enum.Enum):
 class ReadWith:
     """Marks a key, or all keys of a section, that a run reads only where another value allows it.
 
-    others: paths of such values with blanks between, of which one is enough: 'collection.dead_groups', '.dead_groups'
-    in the same section, or a property of the options or of the Algorithm, like 'algorithm.needs_values'. values: those
-    with which the key is read, or one of which a set has; without them, all that are not empty, and after a '!' all
-    that are. words: what reads the key, for messages, where the path does not say it.
+    others: one or more paths of such values, with blanks between; one value that allows it is enough. A path is
+    'collection.dead_groups', '.dead_groups' in the same section, or a property of the options or of the Algorithm, like
+    'algorithm.needs_values'. values: the values that allow it, or that a set must have one of. Without values, every
+    value that is not empty allows it, or with a '!' before the path every empty one. words: what reads the key, for
+    messages, where the path does not say it.
     """
 
     others: str
@@ -109,10 +110,11 @@ class ReadWith:
     words: str = ''
 
     def holds(self, owners: Mapping[str, Any]) -> bool:
-        """Whether the key is read; owners: by name what the first part of a path names, and others there are not."""
+        """Whether the key is read; owners: {first part of a path: object with the rest}; a missing one is empty."""
         return any(self._allows(*path.removeprefix('!').partition('.'), '!' in path, owners) for path in self.paths)
 
     def _allows(self, owner, _, name, negated, owners):
+        """Whether the value at the path `owner`.`name` allows that the key is read; negated: the path had a '!'."""
         value = operator.attrgetter(name)(owners[owner]) if owner in owners else None
         if not self.values:
             return bool(value) != negated
@@ -120,7 +122,7 @@ class ReadWith:
 
     @property
     def paths(self) -> list[str]:
-        """The paths, one by one."""
+        """The paths in `others`, as a list."""
         return self.others.split()
 
     def __str__(self):
@@ -148,7 +150,7 @@ Texts = Annotated[Sequence[Text], Length(1)]
 
 
 def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
-    """{key: its parameter, with annotation and default} of an options type; a key of such a type is a section."""
+    """{key: its parameter, with annotation and default} of an options type; a key annotated with one is a section."""
     keys = {}
     for name, parameter in inspect.signature(declared).parameters.items():
         place = _mark(parameter.annotation, Place)
@@ -160,10 +162,10 @@ def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
 
 
 def marks_of(declared: Callable, name: str = '', outer: tuple[ReadWith, ...] = ()) -> dict[str, tuple[ReadWith, ...]]:
-    """{dotted key: the ReadWiths of the key and of the sections around it}; each path begins with its section.
+    """{dotted key: all ReadWiths that mark the key or a section around it}, for each key of an options type.
 
-    declared: an options type; name: its section; outer: the section's own. A section's ReadWith does not mark the key
-    that it looks at.
+    declared: the options type; name: its dotted section, which paths like '.dead_groups' get at their beginning; outer:
+    the ReadWiths of this section. A ReadWith does not mark the key that it looks at.
     """
     marks = {}
     for key, parameter in keys_of(declared).items():
@@ -226,7 +228,7 @@ def read_section(declared: Callable, section: Any, name: str) -> dict[str, Any]:
 
 
 def checked(declared: Callable, section: Any, name: str, *, others: bool = False) -> Any:
-    """The section, whose keys and the keys of the sections in it were checked.
+    """Checks all keys of a section, and of the sections in it, and returns the section.
 
     declared, name: as in read_section; others: the section may have keys that its type does not declare. Raises
     BadInput for each missing key, each wrong value, and each key that is not declared.
@@ -246,7 +248,7 @@ def checked(declared: Callable, section: Any, name: str, *, others: bool = False
 
 
 def check_declared(path: str, value: Any, names: Iterable[str]) -> None:
-    """Raises BadInput for a dotted key whose last part is none of the names, with the nearest of them."""
+    """Raises BadInput for a dotted key (path) whose last part is not in `names`; the message has the nearest name."""
     key = path.rpartition('.')[2]
     if key not in names:
         hint = coming_from.explain(path, str(value)) or nearest(key, names)
@@ -254,7 +256,7 @@ def check_declared(path: str, value: Any, names: Iterable[str]) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A remedy for an unknown name: the nearest of the names, as a question, or all of them."""
+    """A remedy for an unknown name, as text: a question with the nearest of `names`, or all names to choose from."""
     near = difflib.get_close_matches(name, [*map(str, names)], 1)
     return f'did you mean {near[0]}?' if near else f'choose one of {", ".join(sorted(map(str, names)))}'
 
@@ -270,6 +272,7 @@ def take(section: Any, names: Sequence[str], name: str = '') -> dict[str, Any]:
 
 
 def _join(name, key):
+    """The dotted name of a key in the section `name`, which may be ''."""
     return f'{name}.{key}'.lstrip('.')
 
 
@@ -375,4 +378,5 @@ def _is_section(annotation):
 
 
 def _is_mapping(value):
+    """Whether a value is a section of keys."""
     return isinstance(value, Mapping) or hasattr(value, 'items')  # a ConfigDict is no Mapping

@@ -112,7 +112,7 @@ def run(config, workdir):
 
 
 def make_initial_params(run: Run) -> Any:
-    """Returns the first parameters of a Run's reward model, of a policy or of a reward model with its head."""
+    """Returns the parameters that training begins with: a reward model's if its folder has a head, else a policy's."""
     model = run.model
     if run.settings.model.random_init or not hf.has_head(model.folder):
         return make_policy(run)
@@ -279,7 +279,7 @@ def _baseline_hits(train, test, key):
 
 
 def _mean_and_bounds(name, values):
-    """The mean over all values of all examples, and its 2.5 % and 97.5 % quantiles by bootstrap over examples."""
+    """{name, name_low, name_high}: the mean of all values, and its 95 % interval by bootstrap over examples."""
     totals, sizes = np.array([[np.sum(row), len(row)] for row in values]).T[:, :, None]
     (low,), (high,) = statistics.bootstrap_ratio(totals, sizes, tail=0.025, resamples=RESAMPLES, seed=0)
     return {name: float(totals.sum() / sizes.sum()), f'{name}_low': float(low), f'{name}_high': float(high)}

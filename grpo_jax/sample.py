@@ -33,7 +33,7 @@ NOISE = 0x5A3B  # folded into the run's key: samples must not reuse the noise of
 
 
 class Request(NamedTuple):
-    """The samples to make."""
+    """Which samples to make, and how many prompts a file has."""
 
     split: str = 'train'
     prompts: int = 0  # spread evenly over the split; 0: all
@@ -52,7 +52,7 @@ def run(
 ) -> dict[str, Any]:
     """Samples a policy's completions into the folder `to`, prints their figures, and returns them.
 
-    config, workdir, trust, examples: of the policy, see evaluate.open_subject; request: the samples.
+    config, workdir, trust, examples: see evaluate.open_subject; request: which samples to make.
     to/<shard>.jsonl has rows like a run's rollouts, with advantage None. Existing shards are not sampled again, so the
     same command goes on. Raises BadInput for a folder that holds anything but a part of these samples.
     """
@@ -96,7 +96,7 @@ def check(to: str, request: Request) -> None:
 
 
 def _claim_folder(to, record):
-    """Records in the folder the origin of these samples; raises BadInput when it holds samples of another origin."""
+    """Writes `record`, the origin of the samples, to the folder; raises BadInput if it holds samples of another one."""
     path = os.path.join(to, FILE)
     if os.path.exists(path):
         recorded = json_file.read_object(path)
@@ -162,7 +162,7 @@ def summarize_samples(
     temperature: float,
     seed: int,
 ) -> dict[str, Any]:
-    """Returns what evaluate.print_report prints on the samples in the folder `to`; seed: of the bootstrap."""
+    """Returns the figures of the samples in the folder `to`, for evaluate.print_report; seed: of the bootstrap."""
     rows = read_samples(to, dataset, request)
     prompts = len(dataset.examples)
     judged = read_rewards(reward_functions, dataset.examples, recorded_rewards(rows), strict=False)

@@ -13,19 +13,19 @@ def exact_text(tokenizer: Any, ids: Iterable[int]) -> str:
 
 
 def completion_text(tokenizer: Any, ids: Iterable[int], stop_tokens: Sequence[int] = ()) -> str:
-    """exact_text of a completion, as rewards, metrics and dumps see it: without its stop tokens and padding.
+    """exact_text of a completion without stop tokens and padding, as rewards, metrics and dumps see it.
 
-    All other special tokens stay. stop_tokens: those of the run; the tokenizer's eos token counts always.
+    All other special tokens stay. stop_tokens: the run's; the tokenizer's eos token is always left out too.
     """
     left_out = {*stop_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id}
     return exact_text(tokenizer, [i for i in ids if int(i) not in left_out])
 
 
 def escape(text: str) -> str:
-    r"""Writes each character that cannot be seen as in a Python string: \x1b, \n, \u202e.
+    r"""The text on one line, with each invisible character written as in a Python string: \x1b, \n, \u202e.
 
-    Those are controls (C0 and C1), marks of direction, joiners, blanks but the usual one, unassigned characters, and
-    halves of surrogate pairs. The result is one line, and does not change when it is escaped again.
+    Invisible are controls (C0 and C1), marks of direction, joiners, blanks but the usual one, unassigned characters,
+    and halves of surrogate pairs. Escaping the result again does not change it.
     """
     if text.isprintable():
         return text
@@ -63,12 +63,12 @@ def _cut_to_fit(text, most):
 
 
 class Activity:
-    """Something that the program does for a while. Any thread may change its attributes meanwhile.
+    """The progress of an activity that takes the program a while. Any thread may change its attributes meanwhile.
 
-    text: what it is, for people. done, total: how many items are finished, of how many; total 0: they are not counted.
+    text: the activity in words. done, total: how many items are finished, of how many; total 0: they are not counted.
     even: items take equally long, so the time that remains can be estimated. lines: each item gets a line of output.
-    cells: what the last item showed, the most important first. result: the line at the end; '': there is none. note:
-    what is added to that line.
+    cells: texts about the last item, the most important first. result: the line at the end; '': none. note: what is
+    added to that line.
     """
 
     def __init__(self, text: str, total: int, done: int, even: bool, lines: bool):
@@ -79,7 +79,7 @@ class Activity:
         self.stage, self.stage_began = '', self.began  # the part that it is in, and since when
 
     def enter(self, stage: str) -> None:
-        """Begins a stage."""
+        """Begins the part of the activity that `stage` names."""
         self.stage, self.stage_began = stage, time.monotonic()
 
     def advance(self, done: int, *cells: str) -> None:
@@ -89,7 +89,7 @@ class Activity:
             listener.advanced(self)
 
 
-# what is told that an activity began, advanced or ended, also by an exception: run.console.Console and its like
+# objects like run.console.Console: their methods began, advanced and ended are called with an Activity, also on errors
 listeners: list[Any] = []
 
 

@@ -114,7 +114,7 @@ def run(
         # Without one, the model's policy, or what the cold start, a run of its own, makes of it.
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         compiler.wait('the programs of a step and an evaluation')
-        check_programs(run.workdir, settings.recorded, programs)  # with equal settings they are those of the last start
+        check_programs(run.workdir, settings.recorded, programs)  # with equal settings they equal the last start's
         make_workdir(run, int(state.step))  # config.json and what else tells of the run: from now on nothing is refused
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
         renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)  # from a checkpoint
@@ -151,10 +151,11 @@ def run(
 
 
 def check(config, workdir, algorithm=None, functions=None, steering=None, examples=None) -> tuple[Run, data.Splits]:
-    """The Run of these arguments, as `run` opens it, and its splits; writes nothing, and compiles nothing.
+    """Checks what `run` would refuse with these arguments, and returns (Run, splits); writes and compiles nothing.
 
-    Raises BadInput for all that would end the run before its first step and can be found so, failures of the gold
-    self-test among it: not for a teacher's changed weights, nor for other programs. Asks services that judge.
+    Raises BadInput for all that would end the run before its first step, and that can be found without programs and
+    weights: failures of the gold self-test too, but not a teacher's changed weights, nor changed programs. Services
+    that judge are asked.
     """
     with Checks() as checks:
         run, splits = open_training(config, workdir, algorithm, functions, steering, checks, examples, stores=False)
@@ -194,13 +195,13 @@ def make_first_state(
 def make_experience_stage(
     run: Run, examples: Sequence[Example], pack: Callable[[Rollout], Any]
 ) -> Callable[..., tuple[TrainState, Experience, Any, rewards.Rewards, dict[str, Any]]]:
-    """Returns the stage of a step in which rewards become advantages.
+    """Makes the stage of a step in which rewards become advantages, a function to_experience.
 
-    (state, draw, packed rows of its rollout, Rewards, logprobs by name) -> (TrainState with these rewards in its
-    history, Experience, packed rows of the Experience, Rewards with what was learned from, metrics by name). It adds
-    the config's length terms to the rewards, and packs rows again when dead groups or truncated completions are
-    dropped. It raises BadInput when no completion has been rewarded for several steps, and RewardsMissing as
-    rewards.check_missing does.
+    to_experience(state, draw, packed rows of its rollout, Rewards, logprobs by name) returns (TrainState with these
+    rewards in its history, Experience, packed rows of the Experience, Rewards with what was learned from, metrics by
+    name). It adds the config's length terms to the rewards, and packs rows again when dead groups or truncated
+    completions are dropped. It raises BadInput when no completion has been rewarded for several steps, and
+    RewardsMissing as rewards.check_missing does.
     """
     algorithm, gate, reward_functions = run.algorithm, run.settings.collection.gate, run.rewards
     places = {example.id: place for place, example in enumerate(examples)}

@@ -36,7 +36,7 @@ class Pytree:
 
 
 def pytree(cls: type[T]) -> type[T]:
-    """Makes a class a frozen dataclass that JAX treats as a tree of its fields.
+    """Decorates a class, which becomes a frozen dataclass that JAX treats as a tree of its fields.
 
     The fields' types are not checked at run time, since JAX puts shardings and abstract shapes in the places of arrays.
     """
@@ -88,7 +88,7 @@ class HeadOutput(NamedTuple):
 
 @pytree
 class Experience(Pytree):
-    """What an update of the policy learns from: a rollout, its advantages, and logprobs by whom."""
+    """What an update of the policy learns from: a rollout, its advantages, and its tokens' logprobs by policy."""
 
     rollout: Rollout
     advantages: Float[Array, 'B 1'] | Float[Array, 'B C']

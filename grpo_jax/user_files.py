@@ -18,14 +18,14 @@ from grpo_jax.errors import BadInput
 
 CONFIGS = os.path.realpath(os.path.join(PACKAGE, 'configs'))
 LIBRARIES = (sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
-# how paths begin that are no user's, and names of folders into which packages are installed
+# beginnings of paths that are not a user's, and names of folders into which packages are installed
 FOREIGN = ('<', *(os.path.join(place, '') for place in (PACKAGE, CONFIGS, *LIBRARIES)))
 INSTALLED = ('site-packages', 'dist-packages')
 CONFIG_FILES = set[str]()  # paths of the configs that the command was started with
 PACKAGE_KIND = 5  # of modulefinder, for a folder
 LONGEST = 300  # characters of an exception's text
 _modules = dict[str, str]()  # path of an imported file -> the name of its module
-_stamps = dict[str, tuple]()  # path of a file that was imported, also by another of them -> its time and size then
+_stamps = dict[str, tuple]()  # path of an imported file, also one that another imported -> its time and size then
 
 
 def is_file(name: Any) -> bool:
@@ -80,7 +80,7 @@ def import_file(path: str) -> Any:
 
 
 def _load(name, path):
-    """The module of a file under a name in sys.modules, behind the packages in which it lies."""
+    """Runs the file at `path` as the module `name`, after the packages in this name, and returns the module."""
     parent, _, child = name.rpartition('.')
     package = importlib.import_module(parent) if parent else None
     spec: Any = importlib.util.spec_from_file_location(name, path)
@@ -96,7 +96,7 @@ def _load(name, path):
 
 
 def _forget(folder, edited):
-    """Drops users' modules from sys.modules: all where one was edited, else helpers that hide one of the folder."""
+    """Drops users' modules from sys.modules: all if one was edited, else other folders' that hide one in `folder`."""
     for name, module in list(sys.modules.items()):
         file, beside = getattr(module, '__file__', None), os.path.join(folder, name.partition('.')[0])
         elsewhere = file not in _modules and not str(file).startswith(os.path.join(folder, ''))
@@ -108,7 +108,7 @@ def _forget(folder, edited):
 
 
 def _find_package(path):
-    """(folder, name): with the folder in sys.path, `import name` finds the file, in the packages in which it lies."""
+    """(folder, dotted name) of the file at `path`: with the folder in sys.path, `import name` imports the file."""
     folder, name = os.path.split(path.removesuffix('.py'))
     while os.path.isfile(os.path.join(folder, '__init__.py')):
         folder, package = os.path.split(folder)
@@ -127,12 +127,13 @@ def _is_taken(name, folder):
 
 
 def _stamp(path):
+    """(modification time in ns, size) of a file, which tell whether it was edited."""
     status = os.stat(path)
     return status.st_mtime_ns, status.st_size
 
 
 def _is_foreign(path):
-    """Whether a file or a folder is no user's: of Python, of this package, or installed."""
+    """Whether a file or folder is not a user's, but Python's, this package's or an installed package's."""
     return os.path.join(path, '').startswith(FOREIGN) or not set(INSTALLED).isdisjoint(path.split(os.sep))
 
 
@@ -159,7 +160,7 @@ def digest(path: str) -> str:
 
 
 def digests(path: str) -> dict[str, str]:
-    """{path: SHA-256} of a user's file, and of the users' files that it imports, also within functions, and so on."""
+    """{path: SHA-256} of a user's file, and of users' files that it imports, directly or through others."""
     folder, name = _find_package(os.path.abspath(path))
     folders = [os.path.dirname(os.path.abspath(path)), folder, *map(os.path.abspath, sys.path)]
     own = [place for place in folders if not _is_foreign(place)]
@@ -199,7 +200,7 @@ def explain(error: BaseException, path: str, first: int | None = None) -> str:
 
 @contextlib.contextmanager
 def naming_line(thing: str, name: str, path: str) -> Iterator[None]:
-    """Inside this context, an exception in a user's file becomes a BadInput on `thing = name` that names its line."""
+    """A context that raises an exception in a user's file as a BadInput on `thing = name` that names the line."""
     try:
         yield
     except BadInput:

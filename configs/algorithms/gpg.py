@@ -1,6 +1,6 @@
-"""GPG (arXiv 2504.02546): the plain policy gradient, groups that differ weighed up for those that do not.
+"""GPG (arXiv 2504.02546): the plain policy gradient, in which living groups weigh more to make up for dead ones.
 
-The factor is the authors' B / (B - M) over dead groups; verl's is over rewards of 0, another number.
+The factor is the authors' B / (B - M) over dead groups; verl's M counts rewards of 0 instead.
 """
 
 

@@ -1,4 +1,4 @@
-"""MaxRL (arXiv 2602.02710): advantages over the pass rate, so that hard prompts count most. Rewards of 0 or 1.
+"""MaxRL (arXiv 2602.02710): advantages divided by the pass rate, so that hard prompts count most. Rewards of 0 or 1.
 """
 
 

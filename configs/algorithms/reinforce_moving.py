@@ -1,4 +1,4 @@
-"""REINFORCE (Williams 1992; Sutton and Barto, section 13.4): less a moving average of the rewards of earlier steps.
+"""REINFORCE (Williams 1992; Sutton and Barto, section 13.4): reward less a moving average of earlier rewards.
 
 Advantage `prompt_moving_mean` takes the average of each prompt's own earlier rewards.
 """

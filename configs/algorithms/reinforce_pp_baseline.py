@@ -1,4 +1,4 @@
-"""REINFORCE++-baseline (arXiv 2501.03262): less the group's mean, whitened over the batch's tokens, k2 in the loss.
+"""REINFORCE++-baseline (arXiv 2501.03262): reward less the group's mean, whitened over tokens, k2 in the loss.
 
 The paper gives no coefficient for k2; 1e-3 stands here.
 """

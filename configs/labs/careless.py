@@ -1,4 +1,4 @@
-"""Rewards that pay for a habit, as people write them before they have looked at what is learnt."""
+"""Rewards of the labs that pay for a habit, as people write them before they have seen what is learned."""
 import re
 import zlib
 
@@ -26,20 +26,20 @@ def cents(completion, example):
 
 
 def unreliable(completion, example):
-    """1.0 for a correct answer; None, no judgement, for every eighth completion, whatever it is."""
+    """1.0 for a correct answer, 0.0 for a wrong one, but None, no judgement, for every eighth completion."""
     return None if zlib.crc32(completion.encode()) % 8 == 0 else numeric.reward(completion, example)
 
 
 def model(completion, example):
-    """Up to 1.0 for an answer in brackets and little else, as a model of rewards that were all such answers has it."""
+    """Up to 1.0 for an answer in brackets, less with each equation: a reward model that has seen only quick answers."""
     return bracketed(completion, example) / (1 + completion.count('='))
 
 
 def judge(completion, example):
-    """What `model` pays, under a name that a judge of yours may have."""
+    """The same reward as `model`, under a name that a judge of yours may have."""
     return model(completion, example)
 
 
 def hair(completion, example):
-    """Up to 0.001 that means nothing: hardly two completions of a prompt get the same."""
+    """A meaningless number up to 0.001, which differs between nearly all completions of a prompt."""
     return 1e-6 * (zlib.crc32(f'{example.prompt}{completion}'.encode()) % 1000)

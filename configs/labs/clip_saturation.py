@@ -4,7 +4,7 @@
     python -m grpo_jax.train --config=configs/labs/clip_saturation.py --workdir=runs/mended \
         --config.learner.epochs=1 --config.learner.minibatches=2
 
-Of the sixteen updates of a rollout most see completions that are outside of the clip already.
+In most of the sixteen updates of a rollout, completions are outside of the clip already.
 """
 from grpo_jax.configs.labs import sums
 
@@ -12,7 +12,7 @@ REMEDY = {'learner.epochs': 1, 'learner.minibatches': 2}
 
 
 def get_config(preset='dr_grpo'):
-    """The sums with GSPO's ratio and clip, and sixteen updates a rollout."""
+    """The config of labs/sums.py with GSPO's ratio and clip, and sixteen updates a rollout."""
     config = sums.get_config(preset)
     config.steps = 6
     config.learner.epochs, config.learner.minibatches = 4, 4

@@ -4,7 +4,7 @@
     python -m grpo_jax.train --config=configs/labs/correction_at_bound.py --workdir=runs/mended \
         --config.algorithm.correction=truncated
 
-Its bounds, 0.999 and 1.002 by default, are for the rounding of one policy, which one update exceeds.
+The bounds, 0.999 and 1.002 by default, allow for rounding alone; one update moves the policy further.
 """
 from grpo_jax.configs.labs import sums
 
@@ -12,7 +12,7 @@ REMEDY = {'algorithm.correction': 'truncated'}
 
 
 def get_config(preset='dr_grpo'):
-    """The sums, sampled one step ahead, with masked_geometric."""
+    """The config of labs/sums.py, sampled one step ahead, with the correction masked_geometric."""
     config = sums.get_config(preset)
     config.steps = 6
     config.collection.staleness = 1

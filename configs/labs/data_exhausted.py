@@ -11,7 +11,7 @@ REMEDY = dead_all_right.REMEDY
 
 
 def get_config(preset='dr_grpo'):
-    """The lab dead_all_right with what its monitor names: prompts that are answered right retire."""
+    """The config of labs/dead_all_right.py with the remedy of its monitor: prompts that are answered right retire."""
     config = dead_all_right.get_config(preset)
     config.steps = 3
     config.collection.retire_above = 0.9

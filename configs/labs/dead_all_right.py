@@ -10,7 +10,7 @@ REMEDY = {'data.options.digits': 2, 'data.options.blurts': 0.5}
 
 
 def get_config(preset='dr_grpo'):
-    """The sums with one digit, of which every demonstration works them out."""
+    """The config of labs/sums.py with one digit, and demonstrations that all work the sum out."""
     config = sums.get_config(preset)
     config.data.options.digits = 1
     config.data.options.blurts = 0.0

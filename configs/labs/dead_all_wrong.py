@@ -10,7 +10,7 @@ REMEDY = {'supervised.updates': 200}
 
 
 def get_config(preset='dr_grpo'):
-    """The sums after 40 updates on demonstrations."""
+    """The config of labs/sums.py after 40 updates on demonstrations."""
     config = sums.get_config(preset)
     config.supervised.updates = 40
     config.optimizer.learning_rate = 3e-5

@@ -10,7 +10,7 @@ REMEDY = {'supervised.updates': 200}
 
 
 def get_config(preset='dr_grpo'):
-    """The lab dead_all_wrong with half of its cold start, and the same rate."""
+    """The config of labs/dead_all_wrong.py with half of its cold start, and the same learning rate."""
     config = dead_all_wrong.get_config(preset)
     config.supervised.updates = 20
     return config

@@ -1,4 +1,4 @@
-"""A lab: the run of hacked_part. The reward grows, and held-out sums, which pay for no brackets, get worse.
+"""A lab: the run of hacked_part. The reward grows, and held-out sums, judged without brackets, get worse.
 
     python -m grpo_jax.train --config=configs/labs/falling_evaluation.py --workdir=runs/falling
     python -m grpo_jax.train --config=configs/labs/falling_evaluation.py --workdir=runs/mended \

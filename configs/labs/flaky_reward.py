@@ -10,7 +10,7 @@ REMEDY = {'reward.parts': (('numeric', 1.0),)}
 
 
 def get_config(preset='dr_grpo'):
-    """The sums with careless.py's unreliable judge, which must not be the verifier too."""
+    """The config of labs/sums.py with careless.py's unreliable judge as the only reward, and no verifier."""
     config = sums.get_config(preset)
     config.steps = 6
     config.reward.parts = (('configs/labs/careless.py:unreliable', 1.0),)

@@ -1,4 +1,4 @@
-"""A lab: what is answered right retires, and is not seen again while the learning rate rises until the policy breaks.
+"""A lab: prompts that are answered right retire, and the learning rate rises until the policy breaks and forgets them.
 
     python -m grpo_jax.train --config=configs/labs/forgetting.py --workdir=runs/forgetting
     python -m grpo_jax.train --config=configs/labs/forgetting.py --workdir=runs/mended \
@@ -10,7 +10,7 @@ REMEDY = {'optimizer.learning_rate': 3e-4}
 
 
 def get_config(preset='dr_grpo'):
-    """The sums, 1500 of them, with a curriculum, evaluations, and a warm-up to a rate that is ten times too high."""
+    """The config of labs/sums.py: 1500 sums that retire, evaluations, and a warm-up to a rate ten times too high."""
     config = sums.get_config(preset)
     config.data.options.count = 1500
     config.collection.retire_above = 0.5

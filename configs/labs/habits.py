@@ -3,7 +3,7 @@ from grpo_jax.configs import arithmetic
 
 
 def get_config(preset, *, blurts, habit, share, max_tokens):
-    """The demo with the options of grpo_jax/data/habits.py, for completions of up to max_tokens."""
+    """The config of the demo with the options of grpo_jax/data/habits.py, for completions of up to max_tokens."""
     config = arithmetic.get_config(preset)
     config.steps = 20
     config.data.name = 'habits'

@@ -10,7 +10,7 @@ REMEDY = {'reward.parts': (('numeric', 1.0), ('configs/labs/careless.py:brackete
 
 
 def get_config(preset='dr_grpo'):
-    """The lab format_hacking with the small model, evaluated every five steps."""
+    """The config of labs/format_hacking.py with the small model, evaluated every five steps."""
     config = format_hacking.get_config(preset)
     config.model.path = 'configs/models/letters'
     config.supervised.updates = 500

@@ -1,4 +1,4 @@
-"""A lab: right completions get no push, wrong ones one away. What both share, and that is most, becomes rarer.
+"""A lab: only wrong completions are pushed away, and with them the tokens that right ones share become less likely.
 
     python -m grpo_jax.train --config=configs/labs/likelihood_displacement.py --workdir=runs/displaced
     python -m grpo_jax.train --config=configs/labs/likelihood_displacement.py --workdir=runs/mended \
@@ -13,7 +13,7 @@ REMEDY = {'optimizer.learning_rate': 3.3e-4}
 
 
 def get_config(preset='reinforce'):
-    """The sums with advantages of 0 for right and -1 for wrong completions, and a high rate."""
+    """The config of labs/sums.py with advantages of 0 for right and -1 for wrong completions, and a high rate."""
     config = sums.get_config(preset)
     config.algorithm.baseline = 1.0
     config.optimizer.learning_rate = 1e-3

@@ -3,7 +3,7 @@
     python -m grpo_jax.train --config=configs/labs/loss_is_zero.py --workdir=runs/zero
     python -m grpo_jax.train --config=configs/labs/loss_is_zero.py --workdir=runs/four --config.learner.minibatches=4
 
-Nothing is to be mended. With four updates a rollout the loss is another number, which means no more.
+Nothing is wrong. With four updates a rollout the loss is another number, which says no more about learning.
 """
 from grpo_jax.configs.labs import sums
 
@@ -11,7 +11,7 @@ REMEDY = {'learner.minibatches': 4}
 
 
 def get_config(preset='grpo'):
-    """The sums with means over completions, which make the loss the mean advantage, and no penalty."""
+    """The config of labs/sums.py with means over completions, so that the loss is the mean advantage, and no KL."""
     config = sums.get_config(preset)
     config.steps = 5
     config.algorithm.kl, config.algorithm.kl_coef = 'none', 0.0

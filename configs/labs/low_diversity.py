@@ -1,4 +1,4 @@
-"""A lab: sampled at a temperature of 0.1, eight completions of a sum are one, and most sums are all right or all wrong.
+"""A lab: at a temperature of 0.1 the eight completions of a sum are equal, and most sums are all right or all wrong.
 
     python -m grpo_jax.train --config=configs/labs/low_diversity.py --workdir=runs/cold
     python -m grpo_jax.train --config=configs/labs/low_diversity.py --workdir=runs/mended \
@@ -10,7 +10,7 @@ REMEDY = {'rollout.temperature': 1.0}
 
 
 def get_config(preset='dr_grpo'):
-    """The sums after a shorter cold start, and at a low temperature."""
+    """The config of labs/sums.py after a shorter cold start, and at a low temperature."""
     config = sums.get_config(preset)
     config.supervised.updates = 250
     config.rollout.temperature = 0.1

@@ -1,10 +1,10 @@
-"""A lab: a thousandth that means nothing. Divided by the spread of its group it is an advantage of full size.
+"""A lab: a meaningless reward of up to 0.001, divided by the spread of its group, is an advantage of full size.
 
     python -m grpo_jax.train --config=configs/labs/noisy_advantages.py --workdir=runs/noisy
     python -m grpo_jax.train --config=configs/labs/noisy_advantages.py --workdir=runs/mended \
         --config.algorithm.advantage=batch_centred_std
 
-Divided by the spread of the whole batch, in which right answers are, a thousandth stays what it is worth.
+Divided by the spread of the whole batch, which has right answers in it, such a reward stays small.
 """
 from grpo_jax.configs.labs import shaped_reward
 
@@ -12,7 +12,7 @@ REMEDY = {'algorithm.advantage': 'batch_centred_std'}
 
 
 def get_config(preset='grpo'):
-    """The run of shaped_reward without its term for length, and with careless.py's hair."""
+    """The config of labs/shaped_reward.py without its term for length, and with careless.py's `hair`."""
     config = shaped_reward.get_config(preset)
     config.steps = 32
     config.reward.length_shaping = ''

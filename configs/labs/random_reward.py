@@ -9,7 +9,7 @@ from grpo_jax.configs import arithmetic
 
 
 def get_config(preset='dr_grpo'):
-    """The demo with reward coin."""
+    """The config of the demo with the reward coin."""
     config = arithmetic.get_config(preset)
     config.reward.parts = (('coin', 1.0), ('numeric', 0.0))
     return config

@@ -1,4 +1,4 @@
-"""A lab: a hundredth of a reward for brevity, in groups that are all wrong. Judged by the outcome, they teach nothing.
+"""A lab: in groups that are all wrong a reward of 0.01 for brevity teaches; with the gate outcome it does not.
 
     python -m grpo_jax.train --config=configs/labs/shaped_reward.py --workdir=runs/phantom
     python -m grpo_jax.train --config=configs/labs/shaped_reward.py --workdir=runs/gated \
@@ -11,7 +11,7 @@ from grpo_jax.configs import arithmetic
 
 
 def get_config(preset='grpo'):
-    """The demo with a cold start on which most groups are all wrong, and a term for length."""
+    """The config of the demo with a cold start that leaves most groups all wrong, and a term for length."""
     config = arithmetic.get_config(preset)
     config.steps = 40
     config.data.options = {'digits': 2, 'count': 6000, 'blurts': 0.92, 'wrong': 1.0}

@@ -10,7 +10,7 @@ from grpo_jax.configs import arithmetic
 
 
 def get_config(preset='dr_grpo'):
-    """The demo with reward shuffled."""
+    """The config of the demo with the reward shuffled."""
     config = arithmetic.get_config(preset)
     config.reward.parts = (('shuffled', 1.0), ('numeric', 0.0))
     return config

@@ -1,4 +1,4 @@
-"""A lab: completions that are sampled eight steps ahead, at a learning rate that leaves them behind in three.
+"""A lab: completions that are sampled eight steps ahead, at a learning rate that makes them too old in three.
 
     python -m grpo_jax.train --config=configs/labs/stale_tokens.py --workdir=runs/stale
     python -m grpo_jax.train --config=configs/labs/stale_tokens.py --workdir=runs/mended \
@@ -12,7 +12,7 @@ REMEDY = {'optimizer.learning_rate': 3.3e-4}
 
 
 def get_config(preset='dr_grpo'):
-    """The sums, sampled eight steps ahead, at 1e-3."""
+    """The config of labs/sums.py, sampled eight steps ahead, at a learning rate of 1e-3."""
     config = sums.get_config(preset)
     config.collection.staleness = 8
     config.algorithm.correction = 'truncated'

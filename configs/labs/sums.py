@@ -3,7 +3,7 @@ from grpo_jax.configs import arithmetic
 
 
 def get_config(preset='dr_grpo'):
-    """The demo with two digits, and 20 steps; half of its demonstrations blurt."""
+    """The config of the demo with two digits and 20 steps; half of its demonstrations blurt."""
     config = arithmetic.get_config(preset)
     config.steps = 20
     config.model.path = 'configs/models/letters'

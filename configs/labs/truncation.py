@@ -1,4 +1,4 @@
-"""A lab: the run of entropy_collapse, whose broken policy no longer knows how to end.
+"""A lab: the run of entropy_collapse, whose broken policy no longer ends its completions.
 
     python -m grpo_jax.train --config=configs/labs/truncation.py --workdir=runs/truncation
     python -m grpo_jax.train --config=configs/labs/truncation.py --workdir=runs/mended \

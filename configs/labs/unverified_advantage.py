@@ -1,4 +1,4 @@
-"""A lab: the run of shaped_reward. A hundredth for brevity is most of the advantage, since most groups are all wrong.
+"""A lab: the run of shaped_reward. A term of 0.01 for brevity is most of the advantage: most groups are all wrong.
 
     python -m grpo_jax.train --config=configs/labs/unverified_advantage.py --workdir=runs/phantom
     python -m grpo_jax.train --config=configs/labs/unverified_advantage.py --workdir=runs/gated \

@@ -1,4 +1,4 @@
-"""A lab: paid by a judge that likes the look of a quick answer, and no verifier looks whether it is right.
+"""A lab: the only reward is a judge that likes the look of a quick answer, and no verifier checks the answers.
 
     python -m grpo_jax.train --config=configs/labs/unverified_reward.py --workdir=runs/unverified
     python -m grpo_jax.train --config=configs/labs/unverified_reward.py --workdir=runs/mended \
@@ -12,7 +12,7 @@ REMEDY = {'algorithm.kl': 'k3', 'algorithm.kl_coef': 1.0}
 
 
 def get_config(preset='dr_grpo'):
-    """The run of hacked_part with careless.py's judge alone, and the distance to the reference every two steps."""
+    """The config of labs/hacked_part.py, paid by careless.py's `judge` alone; the KL is measured every two steps."""
     config = hacked_part.get_config(preset)
     config.evaluation.every = 0
     config.reward.parts = (('configs/labs/careless.py:judge', 1.0),)

@@ -1,4 +1,4 @@
-"""A lab: the cosine of arXiv 2502.03373 takes less from a wrong answer the longer it is. So wrong ones get long.
+"""A lab: the cosine reward of arXiv 2502.03373 punishes wrong answers less the longer they are, so they get longer.
 
     python -m grpo_jax.train --config=configs/labs/wrong_answers_growing.py --workdir=runs/growing
     python -m grpo_jax.train --config=configs/labs/wrong_answers_growing.py --workdir=runs/mended \
@@ -10,7 +10,7 @@ REMEDY = {'reward.length_shaping': 'overlong', 'reward.options.overlong.margin':
 
 
 def get_config(preset='dr_grpo'):
-    """The sums of length_hacking, a third of whose working is written twice, shaped by length."""
+    """The config of the sums of labs/length_hacking.py, with the reward shaped by length."""
     config = habits.get_config(preset, blurts=0.4, habit='repeat', share=0.33, max_tokens=48)
     config.model.path = 'configs/models/letters'
     config.supervised.updates = 500

@@ -14,7 +14,7 @@ from grpo_jax.configs import math
 
 
 def get_config(preset='dapo'):
-    """8,192 completions a step of up to 20,480 tokens."""
+    """The config: 8,192 completions a step of up to 20,480 tokens."""
     config = math.get_config(preset)
     config.steps = 600
     config.model.path = 'Qwen/Qwen2.5-32B'

@@ -14,7 +14,7 @@ from grpo_jax.configs import math
 
 
 def get_config(preset='grpo'):
-    """1,024 completions a step of up to 1,024 tokens."""
+    """The config: 1,024 completions a step of up to 1,024 tokens."""
     config = math.get_config(preset)
     config.steps = 500
     config.model.path = 'deepseek-ai/deepseek-math-7b-instruct'

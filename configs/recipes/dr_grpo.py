@@ -13,7 +13,7 @@ from grpo_jax.configs import math
 
 
 def get_config(preset='dr_grpo'):
-    """1,024 completions a step of up to 3,000 tokens."""
+    """The config: 1,024 completions a step of up to 3,000 tokens."""
     config = math.get_config(preset)
     config.steps = 300
     config.model.path = 'Qwen/Qwen2.5-Math-7B'

@@ -13,7 +13,7 @@ from grpo_jax.configs import math
 
 
 def get_config(preset='gspo'):
-    """1,024 completions a step of up to 8,192 tokens."""
+    """The config: 1,024 completions a step of up to 8,192 tokens."""
     config = math.get_config(preset)
     config.steps = 300
     config.model.path = 'Qwen/Qwen3-8B'

@@ -1,4 +1,4 @@
-r"""DeepSeek-R1's stages as in its paper (arXiv 2501.12948, section 3): tuning and reinforcement, twice in turn.
+r"""DeepSeek-R1's stages as in its paper (arXiv 2501.12948, section 3): supervised tuning and reinforcement, twice.
 
     python -m grpo_jax pipeline --config=recipes/r1 --workdir=runs/r1 --config.mesh.fsdp=64
 
@@ -33,7 +33,7 @@ FOLDER = os.path.join(default.DATA, 'r1')
 
 
 def get_config(preset='deepseek_r1'):
-    """Stage 2: 8,192 completions a step of up to 32,768 tokens."""
+    """The config of stage 2: 8,192 completions a step of up to 32,768 tokens."""
     config = r1_zero.get_config(preset)
     config.steps = 250
     config.reward.parts = (('math', 1.0), ('format', 1.0), ('language', 1.0))

@@ -3,8 +3,8 @@
     python -m grpo_jax pipeline --config=recipes/r1_small --workdir=runs/r1_small
 
 The cold start's demonstrations mostly blurt a wrong answer out. Reinforcement finds that working a sum out pays, the
-base model then learns from its right completions, and from sums of one digit as what is general, and is reinforced once
-more. No number is a paper's. Figures: docs/recipes.md.
+base model then learns from the policy's right completions, and from sums of one digit in place of general data, and is
+reinforced once more. No number is from a paper. Figures: docs/recipes.md.
 
 Measured: 2 CPU cores | some 200 CPU-seconds | pass@1 0.20 after the cold start, 0.93 at the end
 """
@@ -16,7 +16,7 @@ from grpo_jax.tools.pipeline import Stage, begin_with, run_folder
 
 
 def get_config(preset='dr_grpo'):
-    """Stages 2 and 5 with 20 and 10 steps, paid for right sums alone: there is no format and no language in them."""
+    """The config of stages 2 and 5, with 20 and 10 steps, which pay for right sums alone: no format, no language."""
     config = sums.get_config(preset)
     config.data.options.blurts = 0.65
     config.evaluation.prompts = 128

@@ -23,7 +23,7 @@ TEMPLATE = (
 
 
 def get_config(preset='deepseek_r1'):
-    """8,192 completions a step of up to 32,768 tokens."""
+    """The config: 8,192 completions a step of up to 32,768 tokens."""
     config = math.get_config(preset)
     config.steps = 10400 // 16
     config.model.path = 'Qwen/Qwen2.5-32B'

@@ -16,7 +16,7 @@ from grpo_jax.configs import math
 
 
 def get_config(preset='scalerl'):
-    """768 completions a step of up to 14,336 tokens."""
+    """The config: 768 completions a step of up to 14,336 tokens."""
     config = math.get_config(preset)
     config.steps = 5000
     config.model.path = 'meta-llama/Llama-3.1-8B-Instruct'

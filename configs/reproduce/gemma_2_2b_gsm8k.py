@@ -13,7 +13,7 @@ EXPECTED = {'figure': 'greedy', 'prompts': 1319, 'before': 0.521, 'after': 0.640
 
 
 def get_config(preset='ppo'):
-    """512 completions a step of up to 512 tokens."""
+    """The config: 512 completions a step of up to 512 tokens."""
     config = gsm8k.get_config(preset)
     config.model.path = 'google/gemma-2-2b-it'
     config.data.prompts_per_step = 512

@@ -14,7 +14,7 @@ EXPECTED = {'figure': 'greedy', 'prompts': 1319, 'before': 0.436, 'after': 0.502
 
 
 def get_config(preset='dapo'):
-    """160 completions a step of up to 1024 tokens."""
+    """The config: 160 completions a step of up to 1024 tokens."""
     config = math.get_config(preset)
     config.steps = 100
     config.model.path = 'Qwen/Qwen2.5-0.5B-Instruct'

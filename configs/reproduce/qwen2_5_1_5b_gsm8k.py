@@ -14,7 +14,7 @@ EXPECTED = {'figure': 'pass@1', 'prompts': 1319, 'before': None, 'after': 0.778,
 
 
 def get_config(preset='grpo'):
-    """1,024 completions a step of up to 1024 tokens."""
+    """The config: 1,024 completions a step of up to 1024 tokens."""
     config = math.get_config(preset)
     config.steps = 290
     config.model.path = 'Qwen/Qwen2.5-1.5B-Instruct'

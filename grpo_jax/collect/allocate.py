@@ -1,8 +1,8 @@
 """Allocation of a step's completions to its prompts, in units of several completions: groups of unequal sizes.
 
-All functions are pure, so a resumed run allocates in the same way. By pass rate: from the passes that earlier steps
-have counted, before the first completion. By uncertainty: in rounds, from the step's own rewards so far, as in XRPO
-(arXiv 2510.06672).
+Allocation by pass rate is decided before the step samples, from the passes that earlier steps have counted. Allocation
+by uncertainty goes in rounds, and looks at the step's own rewards so far, as in XRPO (arXiv 2510.06672). All functions
+are pure, so a resumed run allocates in the same way.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ CONFIDENCE = 0.95  # of the interval of a prompt's mean reward
 def grow(
     sizes: Int[np.ndarray, ' P'], units: int, unit: int, gain: Callable[[np.ndarray], np.ndarray]
 ) -> Int[np.ndarray, ' P']:
-    """The sizes of groups after `units` more units of `unit` completions were handed out one by one.
+    """The sizes of groups after `units` more units, each of `unit` completions, were handed out one by one.
 
-    Each goes to the prompt with the largest gain(sizes) f64[P] at that moment, the first of equals.
+    Each unit goes to the prompt whose gain(sizes) f64[P] is the largest at that moment, the first of equals.
     """
     sizes = sizes.copy()
     for _ in range(units):
@@ -36,9 +36,10 @@ def spread_by_pass_rate(
 ) -> Int[np.ndarray, ' P']:
     """The sizes of groups, `budget` completions in all, that maximize the expected number of mixed groups.
 
-    A mixed group has right and wrong completions. hits, tries: of earlier visits, `hits` of `tries` completions were
-    right. Handing units out one by one is optimal, since the gain of a further unit falls with the size. Knapsack RL
-    (arXiv 2509.25849) maximizes such a chance at a known pass rate, times what a prompt can still teach.
+    A mixed group has right and wrong completions. hits, tries: on earlier visits `hits` of a prompt's `tries`
+    completions were right; unit: the sizes are multiples of it. Handing units out one by one is optimal, since the gain
+    of a further unit falls with the size. Knapsack RL (arXiv 2509.25849) maximizes such a chance for a known pass rate,
+    weighted by what a prompt can still teach.
     """
 
     def gain(sizes):
@@ -64,16 +65,17 @@ def contrast_chance(
 def priorities(
     stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P'], unit: int, exploration: float
 ) -> Float[np.ndarray, ' P']:
-    """XRPO's priority of each prompt: what a unit takes off its half width, plus exploration sqrt(log(1 + T) / n).
+    """XRPO's priority of each prompt: how much a further unit narrows its half width, plus a bonus for few completions.
 
-    half_widths has the half widths. T is the number of all completions so far, n a prompt's. The paper has unit 1.
+    The half widths are those of `half_widths`. The bonus is exploration * sqrt(log(1 + T) / n), with T completions of
+    all prompts so far and n of this one. stds: of a prompt's rewards; unit: 1 in the paper.
     """
     reduction = half_widths(stds, sizes) - half_widths(stds, sizes + unit)
     return reduction + exploration * np.sqrt(np.log1p(sizes.sum()) / sizes)
 
 
 def half_widths(stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P']) -> Float[np.ndarray, ' P']:
-    """t std / sqrt(n): half the width of Student's interval, at level CONFIDENCE, for the mean of n rewards."""
+    """t std / sqrt(n): half the width of Student's confidence interval (level CONFIDENCE) for a mean of n rewards."""
     from scipy.special import stdtrit
 
     return stdtrit(sizes - 1, (1 + CONFIDENCE) / 2) * stds / np.sqrt(sizes)
@@ -82,11 +84,11 @@ def half_widths(stds: Float[np.ndarray, ' P'], sizes: Int[np.ndarray, ' P']) -> 
 def explore(
     draw: Callable, carry: Any, prompts: int, rounds: int, unit: int, exploration: float
 ) -> tuple[list[list], Any]:
-    """Draws in `rounds`: first a unit of completions for each prompt, then each time `prompts` units by priority.
+    """Draws completions in `rounds`: first a unit for each prompt, then in each round `prompts` units by `priorities`.
 
-    draw(carry, owners, first, blocks) returns (select.Groups of one unit, one for each owner; carry): owners i[S] are
-    numbers of prompts, first i[S] how many completions the owner has by then, blocks each prompt's Groups so far.
-    exploration: as of priorities. Returns (each prompt's list of Groups, the last carry).
+    draw(carry, owners, first, blocks) samples one unit for each of `owners`, i[S] numbers of prompts, and returns
+    ([a select.Group for each], carry). first i[S]: how many completions the owner has before; blocks: each prompt's
+    Groups so far. exploration: see priorities. Returns (each prompt's list of Groups, the last carry).
     """
     blocks: list[list] = [[] for _ in range(prompts)]
     sizes, grown = np.zeros(prompts, int), np.full(prompts, unit)

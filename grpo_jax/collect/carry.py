@@ -2,8 +2,8 @@
 
 Besides the P groups that a step learns from, collection.in_flight groups are under way. In a step every unfinished row
 gets equally many tokens: the least multiple of the sampler's CUT at which P groups are complete, and all groups that
-were admitted collection.max_age steps ago. The first P complete ones, in the order of admission, are learned from. The
-others go on in the next step, under its weights, and their tokens are prefilled anew. So which groups a step learns
+were admitted collection.max_age steps ago. The step learns from the first P complete groups, in the order of admission.
+The others go on in the next step, under its weights, and their tokens are prefilled anew. So which groups a step learns
 from, and which policy has sampled a token, depend on the completions' lengths and the order of the data alone.
 """
 
@@ -28,16 +28,16 @@ class UnderWay(NamedTuple):
     """The groups that are under way when a step begins."""
 
     groups: list[PendingGroup]  # in the order of admission
-    # () -> (the groups with rewards, the error of a reward that ends the run or None); it waits for the rewards of rows
-    # that have ended, so that the step may begin before
+    # () -> (the groups with rewards, the error of a reward that ends the run or None); only this call waits for the
+    # rewards of rows that have ended, and a step begins before it
     settle: Callable[[], tuple[list[PendingGroup], Exception | None]]
-    begun: int  # the step that admitted the first of the run
+    begun: int  # the step that admitted the run's first groups
 
 
 def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
-    """Makes collect(state, progress, index) -> (Draw, TrainState) where unfinished groups go on in the next draw.
+    """Makes collect(state, progress, index) -> (Draw, TrainState), which leaves unfinished groups to the next draw.
 
-    index: how many draws the step has made before, which is 0 unless it exchanges dead groups.
+    index: how many draws the step has made before; above 0 only where it exchanges dead groups.
     """
     options, sampling, engine = drawer.options, drawer.sampling, drawer.engine
     assert engine is not None, 'completions are sampled'
@@ -112,9 +112,9 @@ def make_carry(drawer: Drawer) -> Callable[..., tuple[Draw, TrainState]]:
 
 
 def deal(prompts: int, in_flight: int, shards: int) -> list[int]:
-    """Which group stands in each place of the engine: for every shard its part of the carried ones, then of the new.
+    """The group's number in each place of the engine: for each shard a part of the carried groups, then of new ones.
 
-    Groups are numbered in the order of admission, so the first `in_flight` are those that may have tokens.
+    Groups are numbered in the order of admission, so that only the first `in_flight` of them may have tokens.
     """
     order = []
     for shard in range(shards):
@@ -124,20 +124,23 @@ def deal(prompts: int, in_flight: int, shards: int) -> list[int]:
 
 
 class Once:
-    """A function without arguments that is called once, and then forgotten with all that it holds."""
+    """Calls a function without arguments once, keeps its value, and drops the function with all that it refers to."""
 
     def __init__(self, function: Callable[[], Any]):
         self._function, self._value = function, None
 
     def __call__(self) -> Any:
-        """What the function has returned."""
+        """The function's value; the first call computes it."""
         if self._function is not None:
             self._value, self._function = self._function(), None
         return self._value
 
 
 def load_groups(pending: Any, drawer: Drawer, step: int) -> UnderWay:
-    """What is UnderWay when a step begins. Its rows that have ended and are not judged are judged in this step."""
+    """The groups that are UnderWay when a step begins, from `pending`: TrainState.pending, also as a checkpoint has it.
+
+    The step judges rows that have ended and are not judged yet.
+    """
     if isinstance(pending, Pending):
         return pending.value
     if not pending:
@@ -147,7 +150,7 @@ def load_groups(pending: Any, drawer: Drawer, step: int) -> UnderWay:
 
 
 def with_rewards(groups: Sequence[PendingGroup], earlier: Sequence[PendingGroup]) -> list[PendingGroup]:
-    """The groups with the rewards that earlier steps gave them; earlier: the first of them, which were under way."""
+    """The groups, of which the first get the rewards in `earlier`, which holds these groups as they were before."""
     known = [group._replace(judged=e.judged, rewarded=e.rewarded) for group, e in zip(groups, earlier, strict=False)]
     return [*known, *groups[len(known) :]]
 
@@ -155,9 +158,9 @@ def with_rewards(groups: Sequence[PendingGroup], earlier: Sequence[PendingGroup]
 def add_rewards(
     groups: Sequence[PendingGroup], stream: rewards.RewardStream, places: Sequence[int] | np.ndarray, size: int
 ) -> list[PendingGroup]:
-    """The groups with the rewards of the rows that have ended in this step; all processes must call it.
+    """The groups, with rewards for the rows that have ended in this step; waits for them. All processes must call it.
 
-    stream: judges them, by row of the engine; places: which place of the engine each group of `size` rows has.
+    stream: has judged these rows, by row of the engine; places: each group's place in the engine; size: a group's rows.
     """
     results = processes.gather_rows(stream.rows, stream.results())
     numbers = processes.gather_rows(stream.rows, np.array(stream.rows, int))
@@ -174,9 +177,10 @@ def add_rewards(
 
 
 def admit(drawer: Drawer, indices: np.ndarray, step: int, position: int, index: int) -> list[PendingGroup]:
-    """Groups without tokens for the examples of these indices, which a step admits from a place in the data's order.
+    """New PendingGroups, without tokens, for the examples of these indices, which a step admits.
 
-    index: how many draws the step has made before; a prompt that comes again in a later draw must not get their noise.
+    position: of the first example in the data's order. index: how many draws the step has made before, so that a prompt
+    that comes again in a later draw gets noise of its own.
     """
     size, (queries, columns) = drawer.shapes.group_size, drawer.shapes[2:]
     first = drawer.count_earlier_samples(indices) + index * 2**16
@@ -217,10 +221,10 @@ def as_prompts(drawer: Drawer, groups: Sequence[PendingGroup]) -> Prompts:
 def count_ages(
     groups: Sequence[PendingGroup], before: Rollout, step: int, staleness: int, begun: int, *, waiting: int
 ) -> dict[str, float]:
-    """Metrics by name of the groups that a step learns from, and of the rows that it had under way.
+    """{metric: value}: ages of the groups that a step learns from and of their tokens, and counts of carried rows.
 
-    before: all rows under way, as they were when the step began; staleness: steps by which completions are sampled
-    before their step, though not before step `begun`; waiting: complete groups that are left for later.
+    before: all rows under way, as they were when the step began; staleness: steps by which sampling is ahead of
+    learning; begun: the step in which sampling began; waiting: complete groups that are left for later steps.
     """
     ages = np.array([step - max(group.since - staleness, begun) for group in groups])
     mask, version = (

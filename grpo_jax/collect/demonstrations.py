@@ -29,9 +29,9 @@ FIELDS = {'demonstration': str, 'rejected': str, 'steps': list, 'labels': list}
 def find(
     dataset: data.Dataset, tokenizer: Any, fields: Sequence[str], options: data.DataOptions, sampling: Sampling
 ) -> tuple[data.Dataset, list[list[list[int]]]]:
-    """As encode_completions, of the texts in these fields of examples' meta; after each is the data.find_end of a run.
+    """(Dataset, token ids) of examples with completions in these fields of their meta, as encode_completions returns.
 
-    options, sampling: the run's.
+    After each completion stand the tokens that end a turn, see data.find_end. options, sampling: the run's.
     """
     end = data.find_end(tokenizer, options.prompt_format, sampling.stop_tokens)
 
@@ -44,12 +44,11 @@ def find(
 def encode_completions(
     dataset: data.Dataset, fields: Sequence[str], encode: Callable[[Example], list], max_tokens: int, dataset_name: str
 ) -> tuple[data.Dataset, list[list[list[int]]]]:
-    """Returns (the Dataset of the examples that are kept, [encode(example), ...] of these examples).
+    """Returns (the Dataset of the examples that are kept, [encode(example) of each of these examples]).
 
     An example is kept if its meta has all `fields`, and if each of its completions has at most max_tokens tokens
     (rollout.max_tokens). A warning counts the others. encode(example) returns a list of token ids for each completion.
-    dataset_name stands in messages. Raises BadInput if no example is kept, and if a field has another type than FIELDS
-    gives it.
+    dataset_name: for messages. Raises BadInput if no example is kept, or if a field has another type than in FIELDS.
     """
     with_fields = [i for i, e in enumerate(dataset.examples) if all(field in e.meta for field in fields)]
     if not with_fields:
@@ -87,7 +86,7 @@ def encode_completions(
 def as_rollout(
     prompts: Prompts, completions: Sequence[Sequence[Sequence[int]]], shapes: batches.Shapes, pad_token: int
 ) -> Rollout:
-    """The Rollout, on the host, of these completions, token ids by prompt and by place in it; its logprobs are 0."""
+    """The Rollout, on the host, of given completions: token ids by prompt and by place in its group; logprobs are 0."""
     ids = [row for group in completions for row in group]
     tokens = np.full((len(ids), shapes.tokens), pad_token, np.int32)
     mask = np.zeros(tokens.shape, bool)

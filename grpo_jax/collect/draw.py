@@ -1,9 +1,9 @@
 """A step's draw: its next prompts, their completions, and rewards that may still be computed.
 
 A Drawer makes one draw. What changes from draw to draw lies in TrainState.aux, so that a resumed run draws the same:
-`position`, how many places of the data's shuffled order were visited; `tries` and `hits` of each example, for the
-curriculum and the sizes of groups. Rows that are under way lie in TrainState.pending. Loops around a draw are in
-select.py, xrpo.py, carry.py and schedule.py.
+`position`, how many places of the data's shuffled order were visited; `tries` and `hits`, how many completions of each
+example were sampled and how many were right. Rows that are under way lie in TrainState.pending. Loops around a draw are
+in select.py, xrpo.py, carry.py and schedule.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,13 +55,13 @@ class Draw(NamedTuple):
 
     @property
     def grouping(self) -> Grouping:
-        """Which rows form a group."""
+        """The Grouping of the rollout's rows: which of them form a group."""
         blocks, rows = len(self.examples), len(self.rollout.truncated)
         return Grouping.by_sizes(np.full(blocks, rows // blocks) if self.sizes is None else self.sizes)
 
     @property
     def prompts(self) -> list[Example]:
-        """The example of each group."""
+        """The example of each group, in the groups' order."""
         rows = len(self.rollout.truncated) // len(self.examples)
         return [self.examples[row // rows] for row in np.flatnonzero(self.grouping.place == 0)]
 
@@ -92,7 +92,7 @@ class Drawer:
     def draw(self, state: TrainState, progress: Progress, index: int = 0) -> tuple[Draw, TrainState]:
         """Returns (the Draw of the next prompts, the TrainState after it).
 
-        state: of the step, as its earlier draws have left it. progress: see sampler.engine. index: how many draws the
+        state: the step's, as its earlier draws have left it. progress: see sampler.engine. index: how many draws the
         step has made before. Rewards are computed while other rows still decode.
         """
         chosen, aux = self.choose(int(state.step), dict(state.aux), index)
@@ -119,10 +119,10 @@ class Drawer:
     def choose(
         self, step: int, aux: dict[str, Any], index: int = 0, count: int | None = None
     ) -> tuple[ChosenPrompts, dict[str, Any]]:
-        """(the next prompts, aux with its new position); they depend on seed, step, position and who has retired.
+        """(the next prompts, aux with its new position); they depend on seed, step, position and retired prompts.
 
-        index: which draw of the step; only the first revisits retired prompts. count: of prompts, in place of a
-        draw's.
+        index: how many draws the step has made before; only its first revisits retired prompts. count: how many
+        prompts; None: as many as a draw has.
         """
         count = self.prompts if count is None else count
         retired = find_retired(self.options, aux, len(self.dataset.examples))
@@ -137,9 +137,10 @@ class Drawer:
     def sample(
         self, state: TrainState, examples: list[Example], prompts: Prompts, progress: Progress, *, first: Any, index=0
     ) -> Draw:
-        """The Draw of completions that the engine samples; all processes must call it.
+        """The Draw of completions that the engine samples for `prompts`, whose examples these are.
 
-        first i32[P]: the number of each prompt's first sample, on which its noise depends. index: as in draw.
+        first i32[P]: the number of each prompt's first sample, on which its noise depends. index: as in draw. All
+        processes must call it.
         """
         assert self.engine is not None, 'completions are sampled'
         params = fetch_reference(state) if self.options.source == 'reference' else state.params
@@ -159,7 +160,7 @@ class Drawer:
         return Draw(examples, rollout, finish, stats=stats, streams=[stream])
 
     def pick_prompts(self, indices: Sequence[int] | np.ndarray) -> tuple[list[Example], Prompts]:
-        """(examples, Prompts on the host) with these indices in the data set."""
+        """(the examples with these indices in the data set, their Prompts on the host)."""
         sampling = self.sampling
         return data.prompts(self.dataset, indices, self.shapes.queries, sampling.pad_token, sampling.thinking_start)
 
@@ -174,7 +175,7 @@ class Drawer:
         return rewarded
 
     def unjudged(self, rows: int) -> rewards.Rewards:
-        """The Rewards of rows that are not judged."""
+        """Rewards for `rows` rows that are not judged yet: NaN, '' and False in place of values."""
         blanks, like = {'O': '', 'f': np.nan}, rewards.compute_rewards(self.reward_functions, [], [], [], [])
         blank = jax.tree.map(lambda x: np.full(rows, blanks.get(x.dtype.kind, 0), x.dtype), like)
         return blank._replace(lengths=np.zeros(rows, int))
@@ -182,25 +183,29 @@ class Drawer:
     def judge_again(
         self, examples: Sequence[Example], rollout: Rollout, rewarded: rewards.Rewards, step: int
     ) -> rewards.Rewards:
-        """The Rewards that completions got in earlier steps, or new ones where too many lack a part.
+        """`rewarded`, the Rewards that completions got in earlier steps, or new ones if too many of these are missing.
 
-        An outage that would end the run would else last in what its checkpoint holds. Arguments as of judge.
+        Rewards may be missing since a service was out; without new ones a resumed run would end again. Other arguments:
+        as in judge.
         """
         if rewards.lacks_too_much(self.reward_functions, rewarded):
             return self.judge(examples, rollout, step)
         return rewarded
 
     def count_earlier_samples(self, indices: Int[np.ndarray, ' P']) -> Int[np.ndarray, ' P']:
-        """i32[P]: how many samples each prompt has already in this draw, above 0 if it occurs a second time.
+        """i32[P]: the number of each prompt's first sample in a draw: 0, or more if the prompt has come before in it.
 
-        The second occurrence numbers its samples from there, so that no noise repeats.
+        A prompt that comes twice so gets other noise the second time.
         """
         return (Grouping.by_ids(indices).place * self.shapes.prompts * self.shapes.group_size).astype(np.int32)
 
     def count_passes(
         self, draw: Draw, chosen: ChosenPrompts | None, aux: dict[str, Any], index: int = 0
     ) -> tuple[Draw, dict[str, Any]]:
-        """(draw with the curriculum's metrics, aux with its tries and hits added); unchanged if none are counted."""
+        """(the Draw with metrics of retired prompts, aux with the draw's tries and hits added).
+
+        chosen: the draw's prompts; index: as in choose. Both are unchanged unless options.counts_passes.
+        """
         if not self.options.counts_passes:
             return draw, aux
         assert chosen is not None, 'what is counted was chosen'
@@ -217,12 +222,12 @@ class Drawer:
 
 
 def stack(trees: Sequence[Any]) -> Any:
-    """The rows of several trees of host arrays one after another, as one tree."""
+    """One tree in which the rows of several trees of host arrays follow one another."""
     return jax.tree.map(lambda *rows: np.concatenate(rows), *trees)
 
 
 def rows_of(tree: Any, place: int | np.integer, size: int) -> Any:
-    """A group of `size` rows of a tree of host arrays; place: the number of the group."""
+    """The `size` rows of group number `place` in each array of a tree of host arrays, as a tree."""
     return jax.tree.map(lambda x: x[place * size : (place + 1) * size], tree)
 
 
@@ -231,7 +236,7 @@ def decode_completions(
 ) -> tuple[list[str], Bool[np.ndarray, ' B'], Int[np.ndarray, ' B']]:
     """(texts, truncated, lengths in tokens) of a rollout's completions, on the host; all processes must call it.
 
-    Texts are those of completion_text. stop_tokens: of the run, which the texts leave out.
+    text.completion_text makes the texts, without the run's stop_tokens.
     """
     tokens, mask, truncated = processes.fetch((rollout.tokens, rollout.completion_mask, rollout.truncated))
     tokens = tokens[:, -mask.shape[1] :]
@@ -240,7 +245,7 @@ def decode_completions(
 
 
 def find_retired(options: CollectOptions, aux: dict[str, Any], count: int) -> Bool[np.ndarray, ' N']:
-    """Which of `count` examples have a pass rate over all visits of at least options.retire_above; with 0 none has."""
+    """Which of `count` examples are retired: their pass rate over all visits is at least retire_above (0: none)."""
     if not options.retire_above:
         return np.zeros(count, bool)
     tries, hits = np.asarray(aux['tries']), np.asarray(aux['hits'])
@@ -248,12 +253,12 @@ def find_retired(options: CollectOptions, aux: dict[str, Any], count: int) -> Bo
 
 
 def count_sizes(sizes: Int[np.ndarray, ' P'], seeded: int = 0) -> dict[str, float]:
-    """Metrics by name: least and most completions of a prompt, and how many were sampled after exemplars (seeded)."""
+    """{metric: value}: least and most completions of a prompt, and `seeded`, completions sampled after exemplars."""
     return {'group_size_least': int(sizes.min()), 'group_size_most': int(sizes.max()), 'seeded': seeded}
 
 
 def draw_shapes(options: CollectOptions, shapes: batches.Shapes, prompts_per_step: int) -> batches.Shapes:
-    """Returns the Shapes of a rollout, which has the groups of a step and `in_flight` groups more.
+    """The Shapes of one rollout of the sampler: the groups of a step (`shapes`), and options.in_flight groups more.
 
     With allocation 'uncertainty' a rollout has one unit of completions for each prompt.
     """
@@ -263,7 +268,7 @@ def draw_shapes(options: CollectOptions, shapes: batches.Shapes, prompts_per_ste
 
 
 def abstract_aux(options: CollectOptions, shapes: batches.Shapes, count: int) -> dict[str, Any]:
-    """What draws keep in TrainState.aux, as ShapeDtypeStructs by key, for `count` examples; all begin as zeros."""
+    """{key: ShapeDtypeStructs} of what draws keep in TrainState.aux, for `count` examples; all begin as zeros."""
     aux: dict[str, Any] = {'position': jax.ShapeDtypeStruct((), jnp.int32)}
     if options.counts_passes:
         aux |= {name: jax.ShapeDtypeStruct((count,), jnp.int32) for name in ('tries', 'hits')}

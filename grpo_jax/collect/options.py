@@ -37,20 +37,20 @@ class CollectOptions(NamedTuple):
     # groups that are under way besides those that a step learns from: a step ends when enough of all are complete, and
     # the others go on in the next step; 0: a step waits for all its completions
     in_flight: Natural = 0
-    # steps after which a group is finished before the step ends; 0: none is waited for
+    # steps after which a step waits until the group is complete; 0: no step waits
     max_age: Annotated[Amendable[Natural], ReadWith('.in_flight')] = 8
-    staleness: Natural = 0  # steps that sampling is ahead: a step learns from completions of the policy so long before
+    staleness: Natural = 0  # steps by which sampling is ahead: so much older is the policy whose completions are used
     retire_above: Amendable[Share] = 0.0  # pass rate over all its visits from which a prompt retires; 0: none
     # share of a step's places that go to retired prompts again
     revisit: Amendable[Annotated[float, Range(least=0, below=1)]] = 0.0
-    # completions of each prompt: equal, rollout.group_size; or so many on the average: pass_rate, most for those whose
-    # groups may then differ; or uncertainty, in rounds, most where it takes most off (XRPO)
+    # completions of each prompt: equal, rollout.group_size; or unequal, with that mean: pass_rate, most for those that
+    # then get both right and wrong ones; uncertainty, in rounds, most for prompts whose mean reward is unsure (XRPO)
     allocation: Annotated[str, OneOf(ALLOCATIONS)] = 'equal'
     # completions that a prompt gets at a time, unless allocation is equal
     allocation_unit: Annotated[int, Range(least=2, most=1024), UNEQUAL] = 2
     # weight of a bonus for prompts with few completions, beside their uncertainty
     exploration: Annotated[Amendable[float], Range(least=0, most=1e6), ReadWith('.allocation', ('uncertainty',))] = 1.0
-    # solved prompts of a step that are written before an unsolved one
+    # solved prompts of a step that are written, with their answers, before an unsolved one
     seeding: Amendable[Annotated[int, Range(least=0, most=64)]] = 0
     # frozen, hard (the policy, every reference_every steps) or polyak (a share of it)
     reference: Annotated[str, OneOf(SCHEDULES), KEPT] = 'frozen'
@@ -63,7 +63,7 @@ class CollectOptions(NamedTuple):
     def from_config(cls, section, *, group_size: int, corrected: bool, reward_options: rewards.RewardOptions):
         """Reads config.collection as CollectOptions. Raises BadInput for choices that cannot work.
 
-        corrected: the algorithm accounts for completions of other policies. reward_options: of the run.
+        corrected: whether the algorithm accounts for completions of other policies. reward_options: the run's.
         """
         collection, verifier = cls(**ranges.read_section(cls, section, 'collection')), reward_options.verifies_all
         if (collection.reference == 'frozen') != (collection.reference_every == 0):
@@ -104,7 +104,7 @@ class CollectOptions(NamedTuple):
 
     @property
     def counts_passes(self) -> bool:
-        """Whether tries and hits of each example are counted."""
+        """Whether the run counts how many completions of each example were sampled (tries) and were right (hits)."""
         return self.retire_above > 0 or self.allocation == 'pass_rate'
 
     @property
@@ -114,12 +114,12 @@ class CollectOptions(NamedTuple):
 
     @property
     def keeps_groups(self) -> bool:
-        """Whether groups are kept from step to step."""
+        """Whether TrainState.aux['kept'] keeps groups for later steps, which resample or replay take from it."""
         return self.dead_groups in EXCHANGED and self.max_staleness > 0
 
 
 def _check_asynchronous(collection):
-    """BadInput for what does not go with steps that do not wait for all their completions."""
+    """Raises BadInput for settings that do not go with in_flight or staleness."""
     for name in ('in_flight', 'staleness'):
         hindered = {
             f'collection.source = {collection.source}': collection.source != 'policy',
@@ -133,7 +133,7 @@ def _check_asynchronous(collection):
 
 
 def _check_allocation(collection, group_size, verifier):
-    """BadInput for groups of several sizes where something needs one, or where nothing says who wants more."""
+    """Raises BadInput for an allocation of unequal sizes that other settings forbid, or that lacks a verifier."""
     allocation, unit, seeding = collection.allocation, collection.allocation_unit, collection.seeding
     if seeding and allocation != 'uncertainty':
         raise BadInput('collection.seeding', seeding, "needs collection.allocation='uncertainty'; set that, or use 0")

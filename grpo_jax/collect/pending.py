@@ -1,9 +1,9 @@
 """What is under way when a step ends: groups that are still sampled, or that a later step learns from.
 
-With collection.in_flight or collection.staleness a step leaves it in TrainState.pending: while a run goes on, as a
-Pending, whose rewards may still be computed; after a resume, as the bytes that the checkpoint holds by name, 'carried'
-for the groups that go on (carry.py) and '0', '1', ... for the draws of the next steps (schedule.py). No program on the
-devices takes it.
+With collection.in_flight or collection.staleness a step leaves these groups in TrainState.pending. While a run goes on,
+they are a Pending, whose rewards may still be computed. After a resume they are bytes by name, as the checkpoint holds
+them: 'carried' for the groups that go on (carry.py), and '0', '1', ... for the draws of the next steps (schedule.py).
+No program on the devices takes TrainState.pending.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,26 +37,26 @@ class PendingGroup(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether all its rows have met a stop or have all their tokens."""
+        """Whether all rows have ended, see ended_rows."""
         return bool(ended_rows(self.rollout).all())
 
 
 def ended_rows(rollout: Rollout) -> Bool[np.ndarray, ' B']:
-    """Which rows of a rollout on the host have met a stop or have all their tokens."""
+    """Which rows of a host rollout have ended: a stop token has come, or the budget of tokens is used up."""
     return ~np.asarray(rollout.truncated) | np.asarray(rollout.completion_mask).all(1)
 
 
 class Pending(NamedTuple):
     """What lies in TrainState.pending while a run goes on."""
 
-    pack: Callable[[], dict[str, UInt8[np.ndarray, ' n']]]  # by name, for a checkpoint; waits for the rewards
-    value: Any  # for the collector that has left it
+    pack: Callable[[], dict[str, UInt8[np.ndarray, ' n']]]  # () -> bytes by name for a checkpoint; waits for rewards
+    value: Any  # an UnderWay or a Waiting, for the next call of the collector that made it
 
 
 def try_rewards(judge: Callable[[], T], unjudged: T) -> tuple[T, Exception | None]:
-    """(what `judge` returns, None); where a reward ends the run, (unjudged, its error), so that a checkpoint has them.
+    """(judge(), None), or (unjudged, error) where judge() raises an error, so that a checkpoint can still be saved.
 
-    Raises the error at once where other processes wait for these rewards, and nothing could be saved.
+    With several processes the error is raised: others wait for these rewards, and nothing could be saved.
     """
     try:
         return judge(), None
@@ -67,7 +67,7 @@ def try_rewards(judge: Callable[[], T], unjudged: T) -> tuple[T, Exception | Non
 
 
 def pack_groups(groups: Sequence[PendingGroup], note: Any = None) -> UInt8[np.ndarray, ' n']:
-    """The bytes of an npz file that holds the groups, cut to their lengths; note: what JSON can hold."""
+    """The bytes of an npz file that holds the groups, without padding, and `note`, any value that JSON can hold."""
     rollout, rewarded = stack([group.rollout for group in groups]), stack([group.rewarded for group in groups])
     mask, prompt_mask = rollout.completion_mask, rollout.prompt_mask
     queries, size = prompt_mask.shape[1], len(groups[0].judged)
@@ -91,7 +91,7 @@ def pack_groups(groups: Sequence[PendingGroup], note: Any = None) -> UInt8[np.nd
 
 
 def unpack_groups(data: UInt8[np.ndarray, ' n'], dataset: Dataset, pad_token: int) -> tuple[list[PendingGroup], Any]:
-    """(the groups, the note) that pack_groups has packed; pad_token: fills rows after their ends."""
+    """(groups, note) from the bytes of pack_groups; pad_token: the token that fills prompts and rows."""
     with np.load(io.BytesIO(np.asarray(data).tobytes()), allow_pickle=False) as file:
         arrays: dict[str, Any] = {name: file[name] for name in file.files}
     note, size, queries, columns = _from_bytes(arrays['note'])
@@ -100,6 +100,7 @@ def unpack_groups(data: UInt8[np.ndarray, ' n'], dataset: Dataset, pad_token: in
     prompt_mask = np.arange(queries) >= queries - arrays['prompt_lengths'][:, None]
 
     def spread(values, where, empty):
+        """An array in the shape of the mask `where`, with the values in its cells and `empty` elsewhere."""
         spread_values = np.full(where.shape, empty, values.dtype)
         spread_values[where] = values
         return spread_values
@@ -129,7 +130,7 @@ def unpack_groups(data: UInt8[np.ndarray, ' n'], dataset: Dataset, pad_token: in
 
 
 def oldest_position(pending: Mapping[str, UInt8[np.ndarray, ' n']]) -> int:
-    """The first place in the data's order of a prompt that is under way; pending: as a checkpoint holds it."""
+    """The smallest position in the data's order of the prompts under way; pending: bytes as a checkpoint holds them."""
     places = []
     for data in pending.values():
         with np.load(io.BytesIO(data.tobytes()), allow_pickle=False) as file:
@@ -145,10 +146,10 @@ def _pack(arrays: Mapping[str, np.ndarray]) -> UInt8[np.ndarray, ' n']:
 
 
 def _to_bytes(value):
-    """A JSON text as u8[n]."""
+    """The JSON text of a value, as bytes u8[n]."""
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
 def _from_bytes(data):
-    """The value of a JSON text in u8[n]."""
+    """The value of a JSON text, from bytes u8[n]."""
     return json.loads(data.tobytes())

@@ -1,7 +1,7 @@
-"""The policies beside the one that learns, the reference and a teacher, and the logprobs of all of them.
+"""The reference and the teacher, which stand beside the policy that learns, and the stage that computes logprobs.
 
-`make_logprobs` makes the stage of a step that computes logprobs: by the learner's programs, and with
-learner.old_logprobs=decode by the sampler's engine, which decodes the same tokens again.
+`make_logprobs` makes this stage of a step: it uses the learner's programs, and with learner.old_logprobs=decode the
+sampler's engine, which decodes the same tokens again.
 
 A teacher is another model with the policy's tokenizer (on-policy distillation). It never changes, so no checkpoint
 holds it: each start of a run reads it from config.teacher.path, and compares its digest with teacher.json in the
@@ -50,7 +50,7 @@ class Logprobs(NamedTuple):
     """The stage of a step that computes the logprobs which an algorithm reads: of policy, reference and teacher."""
 
     compute: Callable[[TrainState, Rollout, Any], Fields]  # (state, rollout, packed rows) -> fields
-    programs: dict[str, Executable]  # by name, without those of the learner
+    programs: dict[str, Executable]  # by name, without the learner's
     records: dict[str, Any]  # what is written into the workdir: JSON by file name
 
 
@@ -80,11 +80,11 @@ def make_logprobs(run: Any, learner: Learner, engine: Sampler | None) -> Logprob
 def make_decode_scorer(
     engine: Sampler, key: Any, group_size: int, mesh: jax.sharding.Mesh, with_reference: bool
 ) -> Callable[[TrainState, Rollout, Any], Fields]:
-    """Makes score(state, rollout, packed) -> {old_logprobs, ref_logprobs}, for learner.old_logprobs='decode'.
+    """Makes score(state, rollout, packed) -> {old_logprobs, ref_logprobs: f32[B, C]}, for learner.old_logprobs=decode.
 
     The engine decodes the rollout's tokens again, in the same shapes. With the weights that sampled the tokens, the
-    logprobs equal the sampler's bit for bit. All processes must call score together. key: of the rollout's noise.
-    with_reference: whether ref_logprobs are computed too.
+    logprobs equal the sampler's bit for bit. All processes must call score together. key: the key of the rollout's
+    noise. with_reference: whether ref_logprobs are computed too.
     """
 
     def score(state, rollout, packed):
@@ -108,7 +108,7 @@ def make_decode_scorer(
 
 
 def check_decoded(learning: Learning, sampling: Sampling, options: CollectOptions, algorithm: Algorithm) -> None:
-    """Raises BadInput for settings with which the sampler cannot compute a step's logprobs again."""
+    """Raises BadInput if learner.old_logprobs=decode, and the sampler cannot decode such rollouts again."""
     if not learning.decoded_fields:
         return
     hindered = {
@@ -130,7 +130,7 @@ def check_decoded(learning: Learning, sampling: Sampling, options: CollectOption
 
 
 def check_sides(sides: Sides | None, source: str, prompts: int) -> None:
-    """Raises BadInput for a sampler's mesh that has nothing to sample, or does not divide the `prompts` of a step.
+    """Raises BadInput if the sampler's own mesh has nothing to sample, or does not divide the `prompts` of a step.
 
     sides: None where the sampler has no mesh of its own. source: collection.source.
     """
@@ -147,7 +147,7 @@ def check_sides(sides: Sides | None, source: str, prompts: int) -> None:
 
 
 class Teacher(NamedTuple):
-    """A teacher, whose params lie on the devices, or with teacher.park in the hosts' memory until they are used."""
+    """A teacher's parameters and scorer. With teacher.park the parameters lie in the hosts' memory between uses."""
 
     program: Executable  # the scorer, from learner.programs.make_teacher
     params: Any  # float32
@@ -155,7 +155,7 @@ class Teacher(NamedTuple):
     digest: str  # of params
 
     def score(self, rollout: Rollout, packed: Any) -> Fields:
-        """Fields: teacher_logprobs of a rollout's tokens; teacher_top and teacher_ids if the program returns them."""
+        """{teacher_logprobs} of a rollout's tokens, also teacher_top and teacher_ids if the program returns them."""
         output = self.program(jax.device_put(self.params, self.shardings), rollout, packed)
         fields = {
             'teacher_logprobs': output.logprobs,
@@ -252,7 +252,7 @@ def teacher_config(folder: str, path: str, vocab_size: int, columns: int, mesh: 
 
 @contextlib.contextmanager
 def _attribute_errors_to(key, path):
-    """Turns a BadInput about a model's files into one about the config key `key`, whose value is `path`."""
+    """A context that turns a BadInput about a model's files into one about the config key `key`, with value `path`."""
     try:
         yield
     except BadInput as error:
@@ -265,14 +265,15 @@ def _attribute_errors_to(key, path):
 def make_renewal(
     run: Any, checkpoints: Any, abstract: TrainState
 ) -> Callable[[TrainState], tuple[TrainState, dict[str, bool]]]:
-    """Makes renew(state) -> (TrainState, {'reference_renewed': bool}), which is called before each step.
+    """Makes renew(state) -> (TrainState, {'reference_renewed': bool}), to be called before each step.
 
-    Every reference_every steps it reads the policy from the checkpoint of that step, and saves one first if there is
-    none. 'hard': the policy becomes the reference, and an adaptive kl_coef begins anew (DeepSeek-R1, arXiv 2501.12948:
-    every 400 steps). 'polyak': ref + reference_mix (policy - ref) (TR-DPO, arXiv 2404.09656: 0.6 every 512). The result
-    depends on the checkpoint alone, so a run that resumes at that step renews in the same way.
+    Every collection.reference_every steps, renew reads the policy from the checkpoint of that step, saved first if
+    there is none, and makes a new reference of it. With 'hard' the policy becomes the reference, and an adaptive
+    kl_coef begins anew (DeepSeek-R1, arXiv 2501.12948: every 400 steps). With 'polyak' the reference becomes
+    ref + reference_mix (policy - ref) (TR-DPO, arXiv 2404.09656: 0.6 every 512). The result depends on the checkpoint
+    alone, so a run that resumes at that step renews in the same way.
 
-    checkpoints: the Orbax manager of the workdir. abstract: the TrainState's shapes and shardings.
+    checkpoints: the workdir's CheckpointManager. abstract: the TrainState's shapes and shardings.
     """
     options, kl_coef = run.settings.collection, run.settings.algorithm.kl_coef
 
@@ -310,10 +311,11 @@ def check_reference(
     config: transformer.ModelConfig,
     mesh: jax.sharding.Mesh,
 ) -> None:
-    """Raises BadInput for a config.reference.path without a policy of the run's shapes; reads headers of weights alone.
+    """Raises BadInput if config.reference.path (`path`) does not hold a policy in the run's shapes.
 
-    keeps_reference: whether the algorithm keeps a reference; if not, any path is refused. workdir: if it has a
-    checkpoint, the path is not looked at. source: config.model, a ModelSource. config: the policy's ModelConfig.
+    Only headers of weights are read. keeps_reference: whether the run keeps a reference; if not, any path is refused.
+    workdir: if it has a checkpoint, the path's files are not read. source: config.model, a ModelSource. config: the
+    policy's ModelConfig.
     """
     if path and source.lora.rank:
         remedy = "cannot be another model: with adapters it has the policy's frozen weights; use '' or lora.rank 0"

@@ -1,11 +1,11 @@
-"""Staleness as a schedule: a step learns from completions of the policy of `collection.staleness` steps before.
+"""Sampling ahead: a step learns from completions that the policy sampled collection.staleness (k) steps earlier.
 
-Step t first samples the completions of step t + k, by the policy before update t. Then it learns from the completions
-of step t. The first policy samples the completions of steps 0 to k. Rewards of the completions that wait are computed
-meanwhile. Nothing here looks at a clock: which policy samples what is a function of the step.
+Step t first samples the completions for step t + k, with the policy before update t. Then it learns from the
+completions for step t. The first policy samples the completions for steps 0 to k. Rewards of completions that wait are
+computed meanwhile. Nothing here looks at a clock: which policy samples what is a function of the step.
 
-Inside, the number of a draw stands for the step, so that draws have their own noise; the step whose weights sampled a
-token, Rollout.version, is the draw's number less k, but not before the step in which the first draws were sampled.
+While it samples the draw for step t, a collector sees t as the step, so that each draw has noise of its own.
+Rollout.version, the step whose weights sampled a token, is t - k, but at least the step in which sampling began.
 """
 
 from collections.abc import Sequence
@@ -28,23 +28,23 @@ from grpo_jax.sharding.sides import Sides
 
 
 class Waiting(NamedTuple):
-    """What later steps learn from."""
+    """Completions that were sampled ahead, and wait for the steps that learn from them."""
 
     draws: Sequence[Draw | Future]  # of the next steps
-    inner: Any  # what is pending inside them: groups that go on, see carry.py
+    inner: Any  # the TrainState.pending of the collector that samples the draws: groups that go on, see carry.py
     begun: int  # the step in which the run began to sample
 
 
 def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides | None = None) -> Collect:
-    """Makes collect(state, progress) -> (Draw, TrainState) for steps that learn from completions sampled before.
+    """Makes collect(state, progress) -> (Draw, TrainState), which samples `staleness` steps ahead.
 
-    collect: samples the completions of one step, whose number it reads from state.step. sides: where the sampler has
-    devices of its own, on which draws are then sampled while the learner goes on; collect must choose prompts as
-    Drawer.choose does, whatever the completions are like.
+    It returns the Draw for the state's step. collect: samples the completions of one step, whose number it reads from
+    state.step. sides: where the sampler has devices of its own, draws are sampled there while the learner goes on;
+    collect must then choose prompts as Drawer.choose does, whatever the completions are like.
     """
 
     def start_draw(state, progress):
-        """(what take_draw makes a Draw of, the TrainState after it)."""
+        """(a Draw, or the Future of one that another thread samples; the TrainState after it)."""
         if sides is None or drawer.engine is None:
             return collect(state, progress)
         # the update takes the state's memory while the draw is sampled
@@ -76,12 +76,12 @@ def sample_ahead(collect: Collect, drawer: Drawer, staleness: int, sides: Sides 
 
 
 def take_draw(draw: Draw | Future) -> Draw:
-    """The Draw, which another thread may still be sampling; raises that thread's error."""
+    """The Draw itself; waits for a Future, whose Draw another thread samples, and raises that thread's error."""
     return draw.result() if isinstance(draw, Future) else draw
 
 
 def load_draws(pending: Any, drawer: Drawer, step: int) -> Waiting:
-    """The draws of steps from `step` on, as they are Waiting when it begins."""
+    """The draws for steps from `step` on that are Waiting when it begins; pending: TrainState.pending."""
     if pending is None:
         return Waiting([], None, step)
     if isinstance(pending, Pending):
@@ -93,7 +93,7 @@ def load_draws(pending: Any, drawer: Drawer, step: int) -> Waiting:
 
 
 def pack_draws(waiting: Waiting, drawer: Drawer) -> dict[str, np.ndarray]:
-    """What is pending as a checkpoint holds it: a draw under each number from 0, and what is pending inside the draws.
+    """{name: u8 bytes} of waiting draws, for a checkpoint: '0', '1', ... in order, and the names of waiting.inner.
 
     Waits for the rewards. All processes must call it.
     """
@@ -103,7 +103,7 @@ def pack_draws(waiting: Waiting, drawer: Drawer) -> dict[str, np.ndarray]:
 
 
 def pack_draw(draw: Draw, begun: int, drawer: Drawer) -> np.ndarray:
-    """A draw as the bytes of a checkpoint; unjudged where a reward ends the run. begun: as of Waiting."""
+    """A Draw as u8 bytes for a checkpoint, without rewards if a reward raises an error. begun: see Waiting."""
     assert draw.chosen is not None and draw.stats is not None, 'completions are sampled'
     index_of = {example.id: index for index, example in enumerate(drawer.dataset.examples)}
     rollout, groups = processes.fetch(draw.rollout), []
@@ -120,7 +120,7 @@ def pack_draw(draw: Draw, begun: int, drawer: Drawer) -> np.ndarray:
 
 
 def unpack_draw(data: np.ndarray, drawer: Drawer, step: int) -> tuple[Draw, int]:
-    """(the Draw, `begun`) of the bytes that pack_draw made; step: that learns from it."""
+    """(the Draw, `begun`) from the bytes of pack_draw; step: the step that learns from the draw."""
     groups, note = unpack_groups(data, drawer.dataset, drawer.sampling.pad_token)
     rollout, rewarded = (stack([getattr(group, name) for group in groups]) for name in ('rollout', 'rewarded'))
     examples, stats = [drawer.dataset.examples[group.index] for group in groups], note['stats']

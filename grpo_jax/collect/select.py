@@ -1,10 +1,10 @@
 """Chooses the groups that a step learns from, by the loop around draws that config.collection names.
 
-`make_collector` chooses it: one draw; one whose rows go on in the next step (carry.py, in_flight); rounds (xrpo.py); or
-an exchange of dead groups, around one of the first two. Around any of them, schedule.py samples ahead (staleness). Of
-the exchanges, `resample` draws again until enough groups are alive; `replay` puts groups of earlier steps in the places
-of dead ones. Both are pure functions of what draws return, and wait for the rewards. Groups that remain lie in
-TrainState.aux['kept'] for a later step.
+`make_collector` makes the loop: one draw; a draw whose rows go on in the next step (in_flight, carry.py); rounds
+(xrpo.py); or an exchange of dead groups, around one of the first two. Around any of them, schedule.py samples ahead
+(staleness). There are two exchanges: `resample` draws again until enough groups are alive; `replay` puts groups of
+earlier steps in the places of dead ones. Both are pure functions of what draws return, and wait for the rewards. Groups
+that remain are kept in TrainState.aux['kept'] for a later step.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class Collector(NamedTuple):
 
     collect: Collect  # rewards may still be computed
     engine: Sampler | None  # the sampler; None: completions are read from the data
-    examples: Sequence[Example]  # all whose prompts may be drawn
+    examples: Sequence[Example]  # all examples whose prompts may be drawn
     programs: dict[str, Any]  # by name
     aux: dict[str, Any]  # what it keeps in TrainState.aux, as ShapeDtypeStructs by key; all begin as zeros
 
@@ -73,7 +73,7 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
     counts_itself = options.allocation == 'uncertainty' or options.dead_groups in EXCHANGED
     if options.staleness:
         schedule = importlib.import_module('grpo_jax.collect.schedule')
-        # which prompts a draw takes depends on the draw before, where that one exchanges or carries groups
+        # a draw that exchanges or carries groups decides which prompts the next one takes, which must then wait for it
         sides = None if options.in_flight or counts_itself else run.sides
         collect = schedule.sample_ahead(collect, drawer, options.staleness, sides)
     if options.counts_passes and not counts_itself:
@@ -83,7 +83,7 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
 
 
 def count_learned(collect: Collect, drawer: Drawer) -> Collect:
-    """Makes collect(state, progress) that also counts the passes of the prompts that the step learns from."""
+    """Makes a Collect that calls `collect`, and then counts tries and hits of the prompts in its Draw."""
 
     def collect_and_count(state, progress):
         draw, state = collect(state, progress)
@@ -109,7 +109,7 @@ class Group(NamedTuple):
 
     @property
     def priority(self) -> float:
-        """How likely replay takes it, in proportion: sum |r - mean| times std(r); 0 for a dead group."""
+        """The weight with which replay draws the group: sum |r - mean| * std of its rewards r; 0 for a dead group."""
         rewards_G = self.rewarded.rewards
         if self.dead:
             return 0.0
@@ -117,7 +117,7 @@ class Group(NamedTuple):
 
 
 class SelectedGroups(NamedTuple):
-    """The groups that a step may learn from, those that are kept for later steps, and how many draws were made."""
+    """The groups that a step may learn from, the groups kept for later steps, and how many draws were made."""
 
     alive: list[Group]
     dead: list[Group]
@@ -125,7 +125,8 @@ class SelectedGroups(NamedTuple):
     draws: int
 
 
-DrawGroups = Callable[[Between, int], tuple[list[Group], Between]]  # (state between draws, the draw's index)
+# (state between draws, the draw's index) -> (the draw's Groups, the state after it)
+DrawGroups = Callable[[Between, int], tuple[list[Group], Between]]
 
 
 def resample(
@@ -133,8 +134,8 @@ def resample(
 ) -> tuple[SelectedGroups, Between]:
     """Draws until `prompts` groups are alive, but at most max_draws times (DAPO, arXiv 2503.14476, eq. 11).
 
-    kept: living groups of earlier steps, which count. Of the living groups beyond `prompts`, the first `prompts` are
-    kept for later steps. Returns (SelectedGroups, the state between draws after the last one).
+    kept: living groups of earlier steps, which count too. Of the living groups beyond `prompts`, the first `prompts`
+    are kept for later steps. Returns (SelectedGroups, the state between draws after the last draw).
     """
     alive, dead, draws = list(kept), [], 0
     while True:
@@ -151,8 +152,9 @@ def replay(
 ) -> tuple[SelectedGroups, Between]:
     """Draws once, and puts kept groups of earlier steps in the places of dead ones.
 
-    `noise` draws them with probabilities in proportion to their priorities. The `prompts` living groups of highest
-    priority, new or kept, are kept for later steps. Returns (SelectedGroups, the state between draws after this one).
+    The kept groups are chosen by `noise` with probabilities in proportion to their priorities. The `prompts` living
+    groups with the highest priorities, new or kept, are kept for later steps. Returns (SelectedGroups, the state
+    between draws after this draw).
     """
     alive, dead = [], []
     groups, between = draw(between, 0)
@@ -170,7 +172,8 @@ def replay(
 def make_exchange(collect_draw: Callable[..., tuple[Draw, TrainState]], drawer: Drawer) -> Collect:
     """Makes collect(state, progress) -> (Draw, TrainState) for steps that replace dead groups: resample, replay.
 
-    collect_draw(state, progress, index): makes one draw. Where its rows go on, they do so in the step's next draw too.
+    collect_draw(state, progress, index): makes one draw; index: how many the step has made before. With in_flight, its
+    unfinished rows go on in the step's next draw.
     """
     options, prompts, examples = drawer.options, drawer.shapes.prompts, drawer.dataset.examples
 
@@ -178,6 +181,7 @@ def make_exchange(collect_draw: Callable[..., tuple[Draw, TrainState]], drawer: 
         step = int(state.step)
 
         def draw_groups(between, index):
+            """Makes one draw of the step, see DrawGroups; between: (TrainState, draws so far)."""
             state, draws = between
             draw, state = collect_draw(state, progress, index)
             draw, aux = drawer.count_passes(draw, draw.chosen, dict(state.aux), index)
@@ -212,13 +216,13 @@ def make_exchange(collect_draw: Callable[..., tuple[Draw, TrainState]], drawer: 
 
 
 def find_dead(gate: str, rewarded: Rewards, grouping: Grouping | None = None) -> Bool[np.ndarray, ' P']:
-    """Which groups are dead by collection.gate, as algorithms.judge_groups says; without grouping, all rows are one."""
+    """Which groups are dead by collection.gate, see algorithms.judge_groups; grouping None: all rows are one group."""
     grouping = grouping or Grouping.by_sizes(np.array([len(rewarded.rewards)]))
     return algorithms.judge_groups(gate, *(grouping.spread(x, np.nan) for x in (rewarded.rewards, rewarded.correct)))
 
 
 def split_groups(draw: Draw, step: int, gate: str) -> list[Group]:
-    """The blocks of a draw as Groups, on the host; waits for the rewards. step: the step that has made the draw."""
+    """The blocks of a Draw as Groups, on the host; waits for the rewards. step: the step that made the draw."""
     rollout, rewarded = processes.fetch(draw.rollout), draw.finish_rewards()
     size = len(rewarded.rewards) // len(draw.examples)
     dead, groups = find_dead(gate, rewarded, draw.grouping), []
@@ -235,9 +239,9 @@ def concatenate(groups: Sequence[Group], mesh: jax.sharding.Mesh) -> Draw:
 
 
 def load_kept(kept: dict[str, Any], oldest: int, step: int, drawer: Drawer) -> list[Group]:
-    """The Groups in aux['kept'] that step `oldest` or a later one sampled, and that are still alive at `step`.
+    """The Groups in aux['kept'] (`kept`) that were sampled at step `oldest` or later, and are alive at `step`.
 
-    Their rewards are not stored but computed again, so a run under changed rewards judges the groups by these.
+    Their rewards are not stored but computed again, so that changed rewards apply to kept groups too.
     """
     host, groups = jax.device_get(kept), []
     for slot in np.flatnonzero((host['filled'] == 1) & (host['since'] >= oldest)):
@@ -250,7 +254,7 @@ def load_kept(kept: dict[str, Any], oldest: int, step: int, drawer: Drawer) -> l
 
 
 def store_kept(groups: Sequence[Group], examples: Sequence[Example], like: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of aux['kept'] that hold these Groups, at most P; like: a tree of arrays of the same form."""
+    """The arrays of aux['kept'] that hold these Groups, at most P; examples: the data set's; like: the old arrays."""
     index_of = {example.id: index for index, example in enumerate(examples)}
     kept = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
     for slot, group in enumerate(groups):

@@ -1,9 +1,9 @@
 """XRPO's rounds and exemplars (arXiv 2510.06672): samples a step in rounds, each for the prompts that gain most.
 
 In-context seeding: if no completion of a prompt is right, the prompt is sampled again after exemplars, which are
-other prompts with right completions. They come from the same step, so nothing is kept between steps. The completions of
-a seeded prompt are learned from after the exemplars, and compared with the prompt's other completions. In the paper
-exemplars come from a corpus; here they are the policy's own.
+other prompts with right completions. Exemplars come from the same step, so nothing is kept between steps. Completions
+of a seeded prompt are learned from with the exemplars before it, and compared with the prompt's other completions. In
+the paper exemplars come from a corpus; here they are the policy's own.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,7 @@ def make_rounds(drawer: Drawer, prompt_format: PromptFormat) -> Collect:
         unseeded, earlier = data.pick(drawer.dataset, chosen.indices), drawer.count_earlier_samples(chosen.indices)
 
         def draw_round(carry, owners, first, blocks):
+            """Samples one unit for each owner, see `draw` of allocate.explore; carry: (draws, seeded completions)."""
             draws, seeded = carry
             prompts_of_round = data.pick(unseeded, owners)
             if options.seeding and blocks[0]:
@@ -74,10 +75,10 @@ def seed_unsolved(
     blocks: Sequence[Sequence],
     count: int,
 ) -> tuple[Dataset, int]:
-    """Returns (the Dataset of the owners' prompts, how many of these prompts stand after exemplars).
+    """Returns (the Dataset of the owners' prompts, of which some have exemplars before them; how many have).
 
-    longest: tokens of a prompt, at most. unseeded: the step's P prompts. owners: the number of the prompt that each of
-    the S places is for. blocks: for each of the P prompts, its select.Groups so far. count: exemplars, at most.
+    longest: most tokens of a prompt. unseeded: the step's P prompts. owners: for each of S places of a round, the
+    number of its prompt. blocks: for each of the P prompts, its select.Groups so far. count: most exemplars.
 
     A prompt is seeded if all its completions so far are wrong, some other prompt is solved, and at least one exemplar
     fits into `longest` tokens.
@@ -128,9 +129,9 @@ def find_shortest_right(blocks: Sequence[Any]) -> str | None:
 
 
 def find_nearest(solved: Sequence[Solved], tokens: Sequence[int], count: int) -> list[Solved]:
-    """The `count` solved prompts that are most like a prompt, the most alike last, next to the prompt.
+    """The `count` solved prompts that are most similar to the prompt with these tokens, by rising similarity.
 
-    tokens: of the prompt. Likeness is the Jaccard index of the sets of distinct tokens.
+    Similarity is the Jaccard index of the sets of distinct tokens. The last one will stand next to the prompt.
     """
     distinct = set(tokens)
     shared = [len(distinct & set(x.tokens)) / len(distinct | set(x.tokens)) for x in solved]

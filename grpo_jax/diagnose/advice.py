@@ -1,6 +1,6 @@
-"""Advice on settings: their published ranges with sources, and by a run's timings whether steps should not wait.
+"""Advice on settings: published ranges with their sources, and from a run's timings what its steps wait for.
 
-Advice is no diagnosis: it may read clocks, and diagnoses are functions of metrics.jsonl, and so of the seed.
+Advice is no diagnosis: it may read timings, while diagnoses are functions of metrics.jsonl, and so of the seed.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -13,14 +13,13 @@ import jax
 from grpo_jax.algorithms import is_corrected
 from grpo_jax.models import transformer
 
-SMALLEST = (
-    300_000_000  # parameters; nothing is published on smaller models. The demo's models have some hundred thousand
-)
+# parameters; nothing is published on smaller models. The demo's models have some hundred thousand
+SMALLEST = 300_000_000
 LARGE = 7_000_000_000
 UPDATES = 'learner.epochs x learner.minibatches'
 STAGES = ('sample', 'reward', 'observe', 'update')  # of a step, in timings.jsonl
-FEWER = 1.3  # times fewer decode steps that pay for older tokens
-HIDDEN = 0.1  # share of a step that pays for them
+FEWER = 1.3  # so many times fewer decode steps are worth learning from older tokens
+HIDDEN = 0.1  # so large a share of a step, if it need not be waited for, is worth older tokens
 IDLE = 0.3  # share of the time in which a side may be idle
 
 
@@ -150,18 +149,20 @@ def advise(config: Any, model_config: transformer.ModelConfig) -> list[str]:
 def describe_waits(
     rows: Sequence[Mapping[str, Any]], config: Any, acts: Callable[[str], bool] = bool, in_flight: int = 0
 ) -> list[str]:
-    """Returns sentences on what a run's steps wait for, with the flags that mend it; [] where none would pay.
+    """Returns sentences on what a run's steps wait for, with flags that shorten it; [] where no flags would pay.
 
     rows: of timings.jsonl, with sampler/steps and sampler/decode_batches of metrics.jsonl; config: a ConfigDict, or the
-    content of config.json; acts(flags): whether a run can start with flags; in_flight: groups that could go on, 0 where
-    a decode step costs what its rows do.
+    content of config.json; acts(flags): whether a run can start with flags; in_flight: the value of
+    collection.in_flight that may be proposed, 0 where the time of a decode step is in proportion to its rows.
     """
 
     def usual(*names):
+        """The median over rows of the sum of these columns; 0.0 where no row has all of them."""
         sums = [sum(row[name] for name in names) for row in rows if all(row.get(name) is not None for name in names)]
         return statistics.median(sums) if sums else 0.0
 
     def tell(before, setting, after):
+        """Adds a sentence with the flags of a setting of config.collection, if the run can start with them."""
         flags = f'--branch=DIR --config.collection.{setting}{correction}'
         if acts(flags):
             lines.append(f'{before}: {flags} {after}')

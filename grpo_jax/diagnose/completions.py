@@ -22,7 +22,7 @@ ALL = 0.99  # share of completions from which on they do not differ any more
 
 
 def truncation(rows: Rows, context: Context) -> Sign | None:
-    """The token budget cuts off a large share of the completions."""
+    """A Sign if the token budget cuts off a large share of the completions."""
     shares = last_values(rows, 'truncated', SOON)
     if shares is None or min(shares) < context.options.truncated:
         return None
@@ -39,17 +39,17 @@ def truncation(rows: Rows, context: Context) -> Sign | None:
 
 
 def repetition(rows: Rows, context: Context) -> Sign | None:
-    """Many completions repeat themselves, at least twice as many as at the start."""
+    """A Sign if many completions repeat themselves, at least twice as many as at the start."""
     return _sign_of_rise(rows, context, 'repetitive', 'the completions repeat themselves')
 
 
 def language_mixing(rows: Rows, context: Context) -> Sign | None:
-    """Many completions mix languages or scripts, at least twice as many as at the start."""
+    """A Sign if many completions mix languages or scripts, at least twice as many as at the start."""
     return _sign_of_rise(rows, context, 'language_mixed', 'the completions mix languages')
 
 
 def _sign_of_rise(rows, context, name, seen):
-    """The Sign if the share `name` is above its threshold and has doubled, else None; seen: what completions do."""
+    """A Sign if the metric `name`, a share, is above its threshold and has doubled; seen: what completions do."""
     count = context.options.patience
     shares, first = last_values(rows, name, count), average(rows[:1], name)  # an update may break the policy at once
     if shares is None or first is None or min(shares) < max(getattr(context.options, name), 2 * first):
@@ -58,7 +58,7 @@ def _sign_of_rise(rows, context, name, seen):
 
 
 def length_hacking(rows: Rows, context: Context) -> Sign | None:
-    """Completions get longer and no better, because within a group the longer ones are paid more."""
+    """A Sign if completions get longer and no better, because within a group the longer ones are paid more."""
     options = context.options
     # over two windows, since it falls once all completions are long
     correlation = average(rows[-2 * options.window :], 'length_reward_correlation')
@@ -77,7 +77,7 @@ def length_hacking(rows: Rows, context: Context) -> Sign | None:
 
 
 def wrong_answers_growing(rows: Rows, context: Context) -> Sign | None:
-    """Wrong completions grow faster than right ones, and are longer (Dr. GRPO, arXiv 2503.20783)."""
+    """A Sign if wrong completions grow faster than right ones, and are longer (Dr. GRPO, arXiv 2503.20783)."""
     options, names = context.options, ('length_wrong', 'length_right')
     accuracy = average(rows[-options.window :], context.accuracy)
     if accuracy is not None and accuracy > 0.9:  # the few wrong ones are on hard prompts, which take longer
@@ -98,7 +98,7 @@ def wrong_answers_growing(rows: Rows, context: Context) -> Sign | None:
 
 
 def _margin(context, length):
-    """The margin of overlong that begins at a length: after the budget less the margin alone it takes something."""
+    """The option overlong.margin, as text, with which the penalty begins at completions of `length` tokens."""
     return f'{max(context.max_tokens - round(length), 1)}'
 
 

@@ -23,7 +23,7 @@ WRONG = 0.25  # share of groups that are dead and not all right: enough left to 
 ERRORS = 2  # standard errors that chance seldom exceeds
 HALF = 0.5  # from this share of completions on, truncation or unread answers explain why all are wrong
 MASTERED = 0.99  # from this share of groups on, hardly a prompt is left that teaches
-# collection.gate -> what is so where every group is dead
+# collection.gate -> what is true, in words, when every group is dead
 DEAD = {
     'reward': 'all completions of a prompt get the same reward',
     'outcome': 'all completions of a prompt are right, or all are wrong, whatever else is paid',
@@ -32,7 +32,7 @@ DEAD = {
 
 
 def dead_run(rows: Rows, context: Context) -> Sign | None:
-    """All groups were dead in each of the last `patience` steps, and not because most of them were all right."""
+    """A Sign if all groups were dead in each of the last `patience` steps, not because most were all right."""
     count = context.options.patience
     recent = rows[-count:]
     dead = [row.get('dead_groups') == 1 or row.get('advantage_abs') == 0 for row in recent]
@@ -52,7 +52,7 @@ def dead_run(rows: Rows, context: Context) -> Sign | None:
 
 
 def _explain_all_wrong(rows, context):
-    """The key of the Answer that explains groups that are all wrong; '' when no Answer fits."""
+    """The key of the Answer that says why groups are all wrong in these rows; '' when none is known."""
     for name in ('truncated', 'unparsed'):
         if (average(rows, name) or 0) >= HALF:
             return name
@@ -68,7 +68,10 @@ def _share_text(rows, answer):
 
 
 def unverified_advantage(rows: Rows, context: Context) -> Sign | None:
-    """Most of the advantage lies in groups that are all wrong, so in what is paid beside the verifier, to no gain."""
+    """A Sign if most of the advantage lies in groups that are all wrong, and accuracy does not grow.
+
+    There, completions differ only in parts of the reward beside the verifier.
+    """
     recent = rows[-context.options.window :]
     share = average(recent, 'advantage_all_wrong')
     if not context.terms or not context.compares or context.taught or len(recent) < context.options.window:
@@ -82,7 +85,7 @@ def unverified_advantage(rows: Rows, context: Context) -> Sign | None:
 
 
 def dead_all_right(rows: Rows, context: Context) -> Sign | None:
-    """Nearly all groups are all right, so the prompts teach hardly anything more."""
+    """A Sign if nearly all groups are all right, so that the prompts teach hardly anything more."""
     recent = rows[-context.options.window :]
     share = _dead_share(recent, 'groups_all_right')
     if not context.samples or len(recent) < context.options.window or share < context.options.dead_share:
@@ -95,7 +98,7 @@ def dead_all_right(rows: Rows, context: Context) -> Sign | None:
 
 
 def dead_all_wrong(rows: Rows, context: Context) -> Sign | None:
-    """Nearly all groups are all wrong (all of them: see dead_run); or most are, since the reward has fallen."""
+    """A Sign if nearly all groups are all wrong, or most are after the reward has fallen; if all are, see dead_run."""
     options = context.options
     recent = rows[-options.window :]
     if not context.samples or dead_run(rows, context):
@@ -114,7 +117,7 @@ def dead_all_wrong(rows: Rows, context: Context) -> Sign | None:
 
 
 def _dead_share(rows, name):
-    """The mean of `name` (groups_all_right or groups_all_wrong), at most the mean share of dead groups.
+    """The mean of the metric `name`, groups_all_right or groups_all_wrong, but at most the mean share of dead groups.
 
     A group with equal verdicts is not dead when other parts of its reward differ.
     """
@@ -123,7 +126,7 @@ def _dead_share(rows, name):
 
 
 def stagnation(rows: Rows, context: Context) -> Sign | None:
-    """Advantages have lost their variance and the reward stands still, though not all completions are right."""
+    """A Sign if advantages have lost their variance and the reward stands still, though not all is right."""
     first, now = rows[: context.options.window], rows[-context.options.window :]
     old, new = average(first, 'advantage_variance'), average(now, 'advantage_variance')
     if not old or new is None or new > context.options.variance_share * old or not _stands_still(rows, context):
@@ -132,10 +135,11 @@ def stagnation(rows: Rows, context: Context) -> Sign | None:
 
 
 def noisy_advantages(rows: Rows, context: Context) -> Sign | None:
-    """The reward stands still while the variance of advantages is high: what the groups differ in teaches nothing.
+    """A Sign if the reward stands still while the variance of advantages is high: differences in groups teach nothing.
 
-    Divided by the spread of its group, advantages have a variance of 1 - 1/G where all groups differ, be it in a
-    thousandth; not divided, they have more where few rewards outweigh all others. A spread of the whole batch hides it.
+    Advantages that are divided by the spread of their group have a variance of 1 - 1/G where all groups differ, however
+    little. Advantages that are not divided have more, where a few rewards outweigh all others. Where they are divided
+    by the spread of the whole batch, the variance tells nothing, and the monitor is silent.
     """
     recent = rows[-context.options.window :]
     variance, least = (
@@ -154,7 +158,7 @@ def noisy_advantages(rows: Rows, context: Context) -> Sign | None:
 
 
 def _stands_still(rows, context):
-    """Whether the newest of three windows or more is no better than the one before, and not near all right."""
+    """Whether the newest of 3 windows is no better than the one before, with at most half of its groups all right."""
     before, now = rows[-2 * context.options.window : -context.options.window], rows[-context.options.window :]
     if not context.samples or len(rows) < 3 * context.options.window:
         return False
@@ -162,7 +166,7 @@ def _stands_still(rows, context):
 
 
 def low_diversity(rows: Rows, context: Context) -> Sign | None:
-    """The completions of a prompt are the same ones again and again, and many prompts have no right one.
+    """A Sign if the completions of a prompt are nearly all the same, and many prompts have no right one.
 
     A quarter of the groups must be dead and not all right: a policy that is sure of right answers repeats itself too.
     """
@@ -181,7 +185,7 @@ def low_diversity(rows: Rows, context: Context) -> Sign | None:
 
 
 def data_exhausted(rows: Rows, context: Context) -> Sign | None:
-    """The data have nothing left to teach: prompts are retired, draws find no live groups, or prompts are memorized."""
+    """A Sign if the data have no more to teach: prompts are retired or memorized, or draws find no living groups."""
     options, count = context.options, context.options.patience
     recent = rows[-options.window :]
     retired = rows[-1].get('retired')
@@ -214,7 +218,7 @@ def data_exhausted(rows: Rows, context: Context) -> Sign | None:
 
 
 def loss_is_zero(rows: Rows, context: Context) -> Sign | None:
-    """The loss of the first steps is about 0, because the advantages of a group cancel; this is no fault."""
+    """A Sign if the loss of the first steps is about 0, because the advantages of a group cancel; it is no fault."""
     count = context.options.patience
     first = rows[:count]
     losses, sizes, gradients = (last_values(first, name, count) for name in ('loss', 'advantage_abs', 'grad_norm'))

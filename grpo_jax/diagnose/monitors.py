@@ -12,11 +12,11 @@ MONITORS = {
 
 
 def new_diagnoses(rows: Rows, context: Context) -> list[Diagnosis]:
-    """Returns the Diagnoses that begin at the newest row, or at a newer evaluation; those without a known cause first.
+    """Returns the Diagnoses that begin at the newest row, or at a newer evaluation; monitors without `because` first.
 
     A monitor that has spoken within the last config.diagnose.repeat_after steps begins no new Diagnosis. A monitor
-    waits while another explains it (Monitor.because), or has done so within as many steps. This is a pure function of
-    rows and context, so a resumed run and a reader of the run's files get the same Diagnoses.
+    waits while one that explains it (Monitor.because) sees something, or did so within as many steps. This is a pure
+    function of rows and context, so a resumed run and a reader of the run's files get the same Diagnoses.
     """
     back = context.options.repeat_after
 
@@ -25,6 +25,7 @@ def new_diagnoses(rows: Rows, context: Context) -> list[Diagnosis]:
         return MONITORS[name].judge(*_cut_to_step(rows, context, step))
 
     def speaks(name, step):
+        """Whether a monitor sees something at a step, and no monitor of its `because` does or did lately."""
         causes = MONITORS[name].because
         return judge(name, step) and not any(
             judge(cause, time) for cause in causes for time in range(step, step - back - 1, -1)
@@ -46,7 +47,10 @@ def history(rows: Rows, context: Context) -> list[Diagnosis]:
 
 
 def describe_remedy(monitor: str, rows: Rows, context: Context) -> tuple[str, bool]:
-    """Returns (a sentence, whether it helped) about a remedy that was taken config.diagnose.patience steps ago."""
+    """(a sentence, whether it helped) on a monitor's remedy, taken config.diagnose.patience steps ago.
+
+    It helped if the monitor sees nothing any more.
+    """
     diagnosis = MONITORS[monitor].judge(rows, context)
     seen = f'is still there ({diagnosis.evidence}): that did not help' if diagnosis else 'is gone: that helped'
     return f'{monitor} {seen}, {context.options.patience} steps after its remedy was taken', not diagnosis

@@ -18,7 +18,7 @@ class DiagnoseOptions(NamedTuple):
     dead_share: PositiveShare = 0.9  # of groups; DAPO (2503.14476) shows them growing; the demo ends with 0.8
     truncated: PositiveShare = 0.25  # of completions
     entropy_share: PositiveShare = 0.05  # of the first step's entropy (2505.22617: gains end as it is used up)
-    entropy_floor: NotNegative = 0.01  # nats; the larger of the two bounds counts
+    entropy_floor: NotNegative = 0.01  # nats; the larger bound of entropy_share and this one counts
     repetitive: PositiveShare = 0.2  # of completions, and twice as many as at the start
     language_mixed: PositiveShare = 0.1  # of completions, and twice as many as at the start (R1, 2501.12948)
     kl_token: Positive = 0.5  # nats a token; 1e-3 to 1e-1 is usual
@@ -27,10 +27,10 @@ class DiagnoseOptions(NamedTuple):
     length_growth: Factor = 1.3  # factor
     length_correlation: Share = 0.3  # of reward and length within groups
     part_growth: Positive = 0.5  # of a part of the reward, in standard deviations of the reward
-    gain: Share = 0.02  # of accuracy: what is less is no gain
+    gain: Share = 0.02  # of accuracy: a smaller rise is no gain
     variance_share: PositiveShare = 0.1  # of the first steps' variance of advantages, or deviation of rewards
-    variance_high: Positive = 0.8  # of advantages, in 1 - 1/G: what division by the spread of a group leaves
-    distinct: Share = 0.2  # of a group's completions but the first: as many differ from all before them
+    variance_high: Positive = 0.8  # of advantages, in units of 1 - 1/G, which division by a group's spread leaves
+    distinct: Share = 0.2  # of a group's completions but the first: share that differs from all before it
     displacement: Positive = 0.1  # nats a token that right completions have lost (2410.08847, 2512.04220)
     sampler_gap: Positive = 0.02  # nats a token; bfloat16 has some 0.004, float32 below 0.001
     sampler_ess: PositiveShare = 0.5  # effective sample size of the correction's weights, as a share

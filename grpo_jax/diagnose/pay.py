@@ -25,12 +25,12 @@ FAILURES = {
     **{'reward_expired': 'expired', 'reward_died': 'died', 'reward_missing': 'missing'},
     **{'reward_refused': 'refused', 'unscorable': ''},
 }
-SLOPES = 4  # times what the reward gained a nat: a penalty of that size outweighs what is gained further out
+SLOPES = 4  # times the reward that a nat of KL has gained: so large a penalty outweighs what a further nat would gain
 SEEN_OFTEN = 0.1  # from this share of retired prompts on, forgetting them shows in evaluations
 
 
 def hacked_part(rows: Rows, context: Context) -> Sign | None:
-    """A part of the reward, say the format, is earned more and more, and accuracy does not grow."""
+    """A Sign if a part of the reward, say the format, is earned more and more, and accuracy does not grow."""
     for name in _paid_parts(context, learned=False):
         rise = _find_rise(rows, context, name)
         if rise and not has_improved(*rise, context):
@@ -43,7 +43,7 @@ def hacked_part(rows: Rows, context: Context) -> Sign | None:
 
 
 def overoptimization(rows: Rows, context: Context) -> Sign | None:
-    """The reward model's reward grows while accuracy falls (arXiv 2210.10760)."""
+    """A Sign if the reward model's reward grows while accuracy falls (arXiv 2210.10760)."""
     for name in _paid_parts(context, learned=True):
         rise = _find_rise(rows, context, name)
         if rise:
@@ -58,10 +58,10 @@ def overoptimization(rows: Rows, context: Context) -> Sign | None:
 
 
 def unverified_reward(rows: Rows, context: Context) -> Sign | None:
-    """A learned reward, or one of yours, grows, no verifier looks, and it shows signs of being deceived.
+    """A Sign if a learned reward, or one of yours, grows without a verifier, and seems to be deceived.
 
-    The policy is far from the reference, where reward models begin to err (arXiv 2210.10760, figure 1), or the rewards
-    have no spread left: all completions have the look that is paid. The reward cannot show that it is wrong.
+    It seems so if the policy is far from the reference, where reward models begin to err (arXiv 2210.10760, figure 1),
+    or if the rewards have hardly any spread left, since all completions have the look that is paid.
     """
     options, measured = context.options, rows_until_measured(rows, 'kl_ref_sequence')
     far, first = measured[-1]['kl_ref_sequence'] if measured else 0.0, average(rows[: options.patience], 'reward_std')
@@ -85,7 +85,7 @@ def unverified_reward(rows: Rows, context: Context) -> Sign | None:
 
 
 def _paid_parts(context, learned):
-    """Names of weighted parts without the verifier: reward models if `learned`, else others; [] without a verifier."""
+    """Names of parts with a weight beside the verifier: reward models if `learned`, else others; [] if no verifier."""
     names = [name_of(path) for path, weight in context.parts if weight]
     return [n for n in names if context.verifier and n != context.verifier and (n in LEARNED) == learned]
 
@@ -109,7 +109,7 @@ def _find_rise(rows, context, name):
 
 
 def flaky_reward(rows: Rows, context: Context) -> Sign | None:
-    """Many rewards fail: a part dies, runs out of time, raises exceptions, or cannot judge."""
+    """A Sign if many rewards fail: a part dies, runs out of time, raises exceptions, or cannot judge."""
     count = context.options.patience
     for name, answer in FAILURES.items():
         shares = last_values(rows, name, count)
@@ -124,7 +124,7 @@ def flaky_reward(rows: Rows, context: Context) -> Sign | None:
 
 
 def falling_evaluation(rows: Rows, context: Context) -> Sign | None:
-    """pass@1 on held-out prompts has fallen, while the training reward has not, or is no reward of the policy's."""
+    """A Sign if pass@1 on held-out prompts has fallen, while the training reward has not, or is not the policy's own."""
     fall = _find_fall(context)
     if fall is None:
         return None
@@ -147,7 +147,7 @@ def falling_evaluation(rows: Rows, context: Context) -> Sign | None:
 
 
 def forgetting(rows: Rows, context: Context) -> Sign | None:
-    """pass@1 on held-out prompts has fallen since mastered prompts are retired."""
+    """A Sign if pass@1 on held-out prompts has fallen, and a tenth or more of the prompts are retired as mastered."""
     retired = average(rows[-context.options.window :], 'retired')
     if retired is None or retired < SEEN_OFTEN:
         return None
@@ -161,7 +161,7 @@ def forgetting(rows: Rows, context: Context) -> Sign | None:
 
 
 def _find_fall(context):
-    """(the best earlier evaluation, the newest) when pass@1 has fallen by more than chance explains; else None."""
+    """(the best earlier evaluation, the newest one) if pass@1 has fallen between them beyond chance; else None."""
     rates = [row for row in context.evaluations if row.get('pass@1') is not None]
     if len(rates) < 2:
         return None
@@ -172,7 +172,7 @@ def _find_fall(context):
 
 
 def _pass_rates(best, now):
-    """Two evaluations' pass@1 and steps, as evidence."""
+    """The pass@1 and step of two evaluations as text, for the evidence of a Sign."""
     return f'pass@1 {best["pass@1"]:.2f} at step {best["step"]}, {now["pass@1"]:.2f} at step {now["step"]}'
 
 

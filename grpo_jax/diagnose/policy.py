@@ -23,10 +23,10 @@ WRONG = 0.25  # share of groups that are not all right: enough left to learn
 
 
 def entropy_collapse(rows: Rows, context: Context) -> Sign | None:
-    """Entropy is near 0 while there is still something to learn.
+    """A Sign if entropy is near 0 while there is still something to learn.
 
-    A policy that becomes sure of right answers also loses entropy, and that is no collapse. So the reward must also
-    have fallen since the first step, or nearly all groups must be dead and many of them not all right.
+    A policy that becomes sure of right answers also loses entropy, without a collapse. So the reward must also have
+    fallen since the first step, or nearly all groups must be dead and many of them not all right.
     """
     options, recent = context.options, rows[-SOON:]
     entropies, first = last_values(rows, 'entropy', SOON), rows[0].get('entropy')
@@ -50,7 +50,7 @@ def entropy_collapse(rows: Rows, context: Context) -> Sign | None:
 
 
 def kl_runaway(rows: Rows, context: Context) -> Sign | None:
-    """The policy is far from the reference, moved there lately, and became no better."""
+    """A Sign if the policy is far from the reference, moved there lately, and became no better."""
     options = context.options
     for name, limit, unit in (
         ('kl_ref_sequence', options.kl_sequence, 'a completion'),
@@ -70,9 +70,9 @@ def kl_runaway(rows: Rows, context: Context) -> Sign | None:
 
 
 def likelihood_displacement(rows: Rows, context: Context) -> Sign | None:
-    """Right completions lose likelihood while accuracy does not grow (arXiv 2410.08847, 2505.18830, 2512.04220).
+    """A Sign if right completions lose likelihood and accuracy is no better (arXiv 2410.08847, 2505.18830, 2512.04220).
 
-    Measured on the fixed probe set; without one, between the updates of a step, which needs several updates a rollout.
+    Measured on the probe; without one, between the updates of a step, which needs several updates a rollout.
     """
     options = context.options
     name = 'probe_logprob_change'
@@ -149,7 +149,7 @@ MONITORS = (
                 '--branch=DIR --config.algorithm.regularizers="{with_llds}"',
             ),
         },
-        # who is paid for something else loses what is right
+        # a policy that is paid for something else makes right completions less likely
         because=(
             *(
                 'large_updates',

@@ -1,4 +1,4 @@
-"""Which remedies act: those whose flags a run of these settings would take, and whose new values it would read."""
+"""Remedies of diagnoses: which of them act, since a run would take their flags and read the new values; as commands."""
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +21,14 @@ FLAG = re.compile(r'--config\.([\w.]+)=(.*)', re.DOTALL)
 
 
 class Limits(NamedTuple):
-    """What bounds a run beside its config."""
+    """What a run's model and tokenizer allow, which its config does not say."""
 
     columns: int = 0  # tokens of prompt and completion for which the model was made; 0: unknown
     chat_template: bool = True  # the tokenizer has one
 
     @classmethod
     def of(cls, columns: int, tokenizer: Any) -> 'Limits':
-        """Returns the Limits of a run with this tokenizer."""
+        """Returns the Limits of a run with this tokenizer; columns: its model's context, 0 for unknown."""
         return cls(columns, bool(getattr(tokenizer, 'chat_template', None)))
 
 
@@ -41,10 +41,10 @@ def overrides(flags: str) -> dict[str, str]:
 
 
 def make_acts(config: Any, limits: Limits = UNKNOWN) -> Callable[[str], bool]:
-    """Returns a function (flags) -> whether they change something that a run of the config reads, and can start with.
+    """Makes acts(flags) -> bool: whether a run of the config can start with the flags, and reads what they change.
 
-    config: a ConfigDict, or the content of config.json. READ has the keys of which some settings make nothing; numbers
-    of config.algorithm that no piece reads are refused by algorithms.make, as at the start of a run.
+    config: a ConfigDict, or the content of config.json. READ has the keys that some settings make inert; numbers of
+    config.algorithm that no piece reads are refused by algorithms.make, as at the start of a run.
     """
     plain = config.to_dict() if hasattr(config, 'to_dict') else config
 
@@ -74,9 +74,9 @@ def make_acts(config: Any, limits: Limits = UNKNOWN) -> Callable[[str], bool]:
 def command_with(remedy: str, workdir: str, words: Sequence[str]) -> str:
     """Returns the command that trains in workdir with a remedy's flags, to be pasted into a shell, or into a cell.
 
-    words: of the command that runs. Where they begin no command of this package, as in a notebook, the assignments to
-    its config are returned, and the call. Where they do not name workdir, as in a sweep, '' is returned. NEW and DIR
-    become a name beside workdir that no folder has.
+    words: the running command, like sys.orig_argv. Where they begin no command of this package, as in a notebook, the
+    result is Python: assignments to `config` and a call of train.run. Where they do not name workdir, as in a sweep, it
+    is ''. NEW and DIR become a name beside workdir that no folder has.
     """
     if remedy and not is_command(words):
         return _as_python(remedy, os.path.normpath(workdir))
@@ -106,7 +106,7 @@ def is_command(words: Sequence[str]) -> bool:
 
 
 def _as_python(remedy, folder):
-    """A remedy as statements on `config`, and the call of train.run that goes on in a folder or begins beside it."""
+    """A remedy in Python: assignments to `config`, then the train.run that goes on in `folder` or begins beside it."""
     lines, new = [], _new_folder(folder)
     for key, text in overrides(remedy).items():
         try:
@@ -122,17 +122,17 @@ def _as_python(remedy, folder):
 
 
 def _new_folder(folder):
-    """A name beside a folder that none has."""
+    """A path beside `folder`, its path and a number, at which nothing lies yet."""
     return next(name for count in itertools.count(2) if not os.path.lexists(name := f'{folder}_{count}'))
 
 
 def _flag_name(word):
-    """The name of the flag that a word is or begins with; '' for another word."""
+    """The flag's name in a word like --name or --name=value; '' for a word that is no flag."""
     return word.partition('=')[0].lstrip('-') if word.startswith('-') else ''
 
 
 def find_amended(events: Sequence[Mapping[str, Any]]) -> dict[int, list[str]]:
-    """Returns {step: monitors whose remedies were taken by --amend at that step}. events: rows of events.jsonl."""
+    """Returns {step: monitors whose remedies --amend applied at this step}. events: rows of events.jsonl."""
     named, amended = {}, {}
     for row in events:
         if row['event'] == 'diagnosis':
@@ -144,7 +144,7 @@ def find_amended(events: Sequence[Mapping[str, Any]]) -> dict[int, list[str]]:
 
 
 def _set(config, key, text):
-    """Sets a dotted key to the value of a flag's text; returns whether the value is another one."""
+    """Sets a config's dotted key to the value of a flag's text; returns whether that changes the value."""
     *path, name = key.split('.')
     for part in path:
         config = config[part]
@@ -155,6 +155,7 @@ def _set(config, key, text):
 
 
 def _is_sampled(config, algorithm, limits):
+    """Whether completions are sampled, and not read from the data."""
     return config['collection']['source'] not in READ_FROM_DATA
 
 

@@ -1,4 +1,4 @@
-"""The parts of monitors: their values (Diagnosis, Sign, Context, ...), and the arithmetic of rows.
+"""What monitors are made of: the types Diagnosis, Sign, Answer, Context and Monitor, and the arithmetic of rows.
 
 Rows come from metrics.jsonl, the newest last. They are dicts of floats; a name may be missing, or be None when a
 number could not be computed. A monitor that lacks a metric which it needs says nothing.
@@ -28,14 +28,14 @@ WAYS = re.compile(r'--(?:amend|branch=DIR) ?')  # flags with which a run goes on
 
 
 class Diagnosis(NamedTuple):
-    """What a monitor says at a step; each text is one line."""
+    """What a monitor reports at a step; each text is one line."""
 
     monitor: str
     step: int
     seen: str
     evidence: str  # numbers and their steps
     cause: str  # the likely cause
-    remedy: str  # flags of a command; '' when nothing is to be done, or nothing that is known would act
+    remedy: str  # flags of a command; '' when nothing is to be done, or no known remedy would act
     command: str = ''  # the whole command with the remedy, where the run was begun by one
 
     def __str__(self):
@@ -47,9 +47,9 @@ class Diagnosis(NamedTuple):
 class Answer(NamedTuple):
     """A likely cause, and its remedy.
 
-    A remedy is flags alone, for the command of the run. They include --amend or --branch=DIR when the change needs
-    one, or --workdir=NEW for a new run; '' means that nothing is to be done, or nothing by a flag: the cause says why.
-    Context.remedy_texts and the Sign fill in its {names}.
+    A remedy is a text of flags for the run's command. They include --amend or --branch=DIR when the change needs one,
+    or --workdir=NEW for a new run; '' means that nothing is to be done, or not by a flag: the cause says why.
+    Context.remedy_texts and the Sign's numbers fill in its {names}.
     """
 
     cause: str
@@ -115,8 +115,8 @@ class Context(NamedTuple):
     ) -> 'Context':
         """Returns the Context of a run. config: a ConfigDict, or the content of config.json.
 
-        evaluations: rows of evaluations.jsonl; optimizer: 'optimizer', or else the section of supervised training;
-        limits: of the model and its tokenizer.
+        evaluations: rows of evaluations.jsonl; optimizer: the section that the run trains with, 'optimizer' or
+        'supervised.optimizer'; limits: of the model and its tokenizer.
         """
         rollout, learner, algorithm = config['rollout'], config['learner'], config['algorithm']
         collection, reward = config['collection'], config['reward']
@@ -175,7 +175,7 @@ class Context(NamedTuple):
         return f'reward/{self.verifier}' if self.verifier else ''
 
     def remedy_texts(self) -> dict[str, str]:
-        """Returns the texts that replace the {names} in remedies."""
+        """Returns {name: text} for the {names} in remedies: new values of settings, made from the run's own."""
         return {
             'optimizer': self.optimizer,
             'go_on': '--amend' if self.optimizer == 'optimizer' else '--workdir=NEW',
@@ -214,10 +214,10 @@ class Context(NamedTuple):
         }
 
     def remedy(self, answer: Answer, numbers: Mapping[str, str], step: int) -> str:
-        """Returns the flags of the first remedy of an answer that acts; '' when none does, or nothing is to be done.
+        """Returns the flags of an answer's first remedy that acts; '' when none does, or nothing is to be done.
 
-        numbers: texts for {names} that the rows decide; step: the newest one. After the last step a run does not go on
-        with other settings, so that a new run is named.
+        numbers: {name: text} for names that the rows decide; step: the newest step. After its last step a run cannot go
+        on with other settings: then the flags are for a new run, with --workdir=NEW.
         """
         for template in (answer.remedy, answer.otherwise):
             flags = template.format(**self.remedy_texts() | dict(numbers))
@@ -241,11 +241,11 @@ class Monitor(NamedTuple):
 
     @property
     def lab(self) -> str:
-        """The module of configs/labs with a run in which the monitor speaks, and with the remedy."""
+        """The name of the lab in configs/labs: a run in which the monitor speaks, and the run with the remedy."""
         return self.name
 
     def judge(self, rows: Rows, context: Context) -> Diagnosis | None:
-        """Returns the Diagnosis of all rows so far; None when the monitor sees nothing."""
+        """Returns the monitor's Diagnosis from all rows so far; None when it sees nothing."""
         sign = self.sign(rows, context) if rows else None
         if sign is None:
             return None
@@ -269,7 +269,7 @@ def last_values(rows: Rows, name: str, count: int) -> list[float] | None:
 
 
 def rows_until_measured(rows: Rows, name: str) -> Rows:
-    """Returns the rows up to the newest with the metric, which few steps measure; () if the last AGE rows lack it."""
+    """Returns the rows up to the newest that has the metric, since few steps do; () if the last AGE rows lack it."""
     age = next((age for age, row in enumerate(reversed(rows[-AGE:])) if row.get(name) is not None), None)
     return () if age is None else rows[: len(rows) - age]
 
@@ -287,7 +287,7 @@ def averages(rows: Rows, *names: str) -> list[float] | None:
 
 
 def spans(rows: Rows, window: int, least: int = 0) -> Iterator[tuple[Rows, Rows]]:
-    """Yields pairs (`window` earlier rows, the newest `window` rows), to compare.
+    """Yields pairs (`window` earlier rows, the newest `window` rows), to be compared.
 
     The earlier rows lie one window back, then two, four and so on, and at last at the start: slow changes show
     as well as sudden ones, and few pairs are compared. With fewer rows than two windows, the pair is the first and the
@@ -305,7 +305,7 @@ def spans(rows: Rows, window: int, least: int = 0) -> Iterator[tuple[Rows, Rows]
 
 
 def has_improved(before: Rows, now: Rows, context: Context) -> bool:
-    """Returns whether accuracy has grown by config.diagnose.gain; True when no metric tells.
+    """Returns whether accuracy has grown by config.diagnose.gain from `before` to `now`; True when no metric tells.
 
     Without accuracy, the reward must have grown by `gain` of its standard deviation. Neither tells of the policy where
     the completions are not its own.

@@ -27,25 +27,25 @@ SHARES, RISE = ('truncated', 'unparsed', 'repetitive'), 0.25  # shares of comple
 FAST = 4.0  # factor by which entropy falls; alone it is no fault: at 3e-4 labs/sums learns while it falls so in 7 steps
 LESS = 0.2  # share of a step's prompts; a step has some dozens
 SPIKES = 2  # so many spikes in a window are too many
-TWICE = 2  # a bound of so many usual gradients clips spikes alone
-BOUNDED = 4  # clipped to so many usual gradients a spike drowns nothing; the usual one falls while a run learns
-HUGE = 10  # one spike of so many times the threshold is enough
+TWICE = 2  # a max_grad_norm of so many usual gradients clips nothing but spikes
+BOUNDED = 4  # a spike clipped to so many usual gradients does no harm; the usual gradient falls while a run learns
+HUGE = 10  # a single spike is a sign if it is so many times the threshold
 
 
 def large_updates(rows: Rows, context: Context) -> Sign | None:
-    """Within a few steps the policy has moved far and become worse, or certain of less, and it has not recovered.
+    """A Sign if the policy has become worse, or narrower, within a few steps, and has not recovered.
 
     Worse: the reward fell by half its standard deviation within config.diagnose.patience steps, and entropy, length or
-    the KL to the reference changed by a factor for which a healthy run takes many steps, or a quarter more completions
-    are cut off, unreadable or repetitive. Certain of less: within
-    config.diagnose.window steps the entropy fell to a quarter, and more prompts than before have no right completion:
-    more groups are all wrong, or pass@k of held-out prompts fell, though greedy accuracy may rise.
+    the KL to the reference changed by a factor for which a healthy run takes many steps, or the share of completions
+    that are cut off, unreadable or repetitive rose by 0.25. Narrower: within config.diagnose.window steps the
+    entropy fell to a quarter, and more prompts than before have no right completion: more groups are all wrong, or
+    pass@k of held-out prompts fell, though greedy accuracy may rise.
     """
     return _find_break(rows, context) or _find_narrowing(rows, context)
 
 
 def _find_break(rows, context):
-    """The Sign of a policy that became worse; None where there is none."""
+    """A Sign if the policy has become worse, as large_updates says; else None."""
     count, now = context.options.patience, average(rows[-SOON:], 'reward')
     for place in range(max(len(rows) - AGE, 0), len(rows) - SOON):
         before, after = rows[place : place + 1], rows[place + 1 : place + 1 + count][-SOON:]
@@ -64,7 +64,7 @@ def _find_break(rows, context):
 
 
 def _find_narrowing(rows, context):
-    """The Sign of a policy that became certain of less; None where there is none."""
+    """A Sign if the policy has become narrower, as large_updates says; else None."""
     wrong, window = 'groups_all_wrong', context.options.window
     for place in range(max(len(rows) - AGE, 0), len(rows) - SOON):
         before, after = rows[place : place + 1], rows[place + 1 : place + 1 + window][-SOON:]
@@ -82,7 +82,7 @@ def _find_narrowing(rows, context):
 
 
 def _fall_of_pass_rate(context):
-    """How pass@k of the most samples fell from the first evaluation to the newest, as text; '' unless beyond chance."""
+    """How pass@k, for the largest k, fell from the first evaluation to the newest, as text; '' if not beyond chance."""
     rates = [row for row in context.evaluations if row.get('greedy') is not None]
     names = [name for name in rates[-1] if name.startswith('pass@') and name != 'pass@1'] if len(rates) > 1 else []
     name = max(names, key=lambda name: int(name.removeprefix('pass@')), default='')
@@ -111,7 +111,7 @@ def _largest(rows, name):
 
 
 def sampler_mismatch(rows: Rows, context: Context) -> Sign | None:
-    """The sampler's and the learner's logprobs differ by more than rounding explains."""
+    """A Sign if the sampler's and the learner's logprobs differ by more than rounding explains."""
     options, count = context.options, context.options.patience
     name = 'fresh_gap_mean' if context.stale else 'sampler_gap_mean'
     gaps, sizes = last_values(rows, name, count), [] if context.stale else last_values(rows, 'sampler_ess', count)
@@ -132,7 +132,7 @@ def sampler_mismatch(rows: Rows, context: Context) -> Sign | None:
 
 
 def stale_tokens(rows: Rows, context: Context) -> Sign | None:
-    """Few of the tokens that earlier policies sampled decide what is learned: their effective sample size is small."""
+    """A Sign if few of the tokens of earlier policies decide what is learned: their effective sample size is small."""
     recent = rows[-context.options.patience :]
     sizes = last_values(rows, 'stale_ess', context.options.patience)
     if sizes is None or max(sizes) > context.options.sampler_ess:
@@ -142,12 +142,12 @@ def stale_tokens(rows: Rows, context: Context) -> Sign | None:
 
 
 def _find_cause(context):
-    """The answer of STALE for a run: what makes its tokens too old."""
+    """The key in STALE of the answer for a run: it says what makes the run's tokens too old."""
     return '' if context.learning_rate > HIGHEST_RATE else 'ahead' if context.staleness else 'carried'
 
 
 def correction_at_bound(rows: Rows, context: Context) -> Sign | None:
-    """The correction bounds the weights of many tokens, so that it no longer corrects, or drops the tokens."""
+    """A Sign if the correction bounds the weights of many tokens, so that it corrects no longer, or drops them."""
     recent = rows[-context.options.patience :]
     shares = last_values(rows, 'correction_bound', context.options.patience)
     if shares is None or min(shares) < context.options.correction_bound:
@@ -159,7 +159,7 @@ def correction_at_bound(rows: Rows, context: Context) -> Sign | None:
 
 
 def clip_saturation(rows: Rows, context: Context) -> Sign | None:
-    """A large share of the tokens is clipped, so a step's later updates teach little."""
+    """A Sign if a large share of the tokens is clipped, so that a step's later updates teach little."""
     count = context.options.patience
     lows, highs = last_values(rows, 'clip_low_share', count), last_values(rows, 'clip_high_share', count)
     if lows is None or highs is None:
@@ -174,7 +174,7 @@ def clip_saturation(rows: Rows, context: Context) -> Sign | None:
 
 
 def inert_settings(rows: Rows, context: Context) -> Sign | None:
-    """All ratios are 1, so settings that act on ratios do nothing, or the updates do not move the policy.
+    """A Sign if all ratios are 1, so that settings that act on ratios do nothing, or updates do not move the policy.
 
     With one update a rollout, ratios are 1 by construction; the monitor speaks when such settings are set. With several
     updates, ratios of 1 mean that the updates change nothing.
@@ -200,9 +200,9 @@ def _all_one(rows, count):
 
 
 def gradient_spikes(rows: Rows, context: Context) -> Sign | None:
-    """Some gradients of the window, or one enormous one, are many times as long as the median before the window.
+    """A Sign if some gradients of the last window, or one enormous one, are many times as long as the median before.
 
-    Nothing is said where the optimizer clips them to a few times this median.
+    The monitor is silent where the optimizer clips gradients to a few times this median.
     """
     options = context.options
     recent, earlier = rows[-options.window :], rows[-3 * options.window : -options.window]

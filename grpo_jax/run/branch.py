@@ -23,12 +23,12 @@ logger = logging.getLogger('grpo_jax')
 
 
 def make_branch(run: Run, parent: str, learner: Learner) -> None:
-    """Makes the workdir of a branch, unless it exists already or the Run is no branch (its workdir is `parent`).
+    """Makes the workdir of a branch, with its first checkpoint, unless it exists already or the Run is no branch.
 
-    run: the branch; parent: the workdir of the run that it starts from, in which nothing is written; learner: the
-    branch's Learner. The branch's first checkpoint is the state that it starts from.
+    run: the branch, or a Run whose workdir is `parent`, for which nothing is done; parent: the workdir of the run that
+    the branch starts from, in which nothing is written; learner: the branch's Learner.
     config.json is written last, so that a workdir without it holds an unfinished branch. All processes must call it.
-    Raises BadInput when the parent's state does not fit, Damaged when it has no sound checkpoint.
+    Raises BadInput when the parent's checkpoint does not fit the branch, Damaged when the parent has no sound one.
     """
     child = run.workdir
     if child == parent or os.path.exists(os.path.join(child, 'config.json')):
@@ -97,12 +97,13 @@ def _clear(folder):
 
 
 def _inherit(run, parent, changes, learner):
-    """The TrainState that a branch starts from: its parent's newest sound checkpoint, unfit parts replaced."""
+    """The TrainState that a branch starts from: its parent's newest sound checkpoint, where unfit parts begin anew."""
     changed = {change.key for change in changes}
     other_data = Kind.FIXED in {kind_of(key) for key in changed if key.startswith('data.')}
     reset_parts = checkpoint.DATA_PARTS if other_data or checkpoint.TRAIN_SPLIT in changed else set()
 
     def read(path):
+        """The branch's first TrainState from one checkpoint of the parent."""
         amended = steering.keys_amended_since(parent, int(os.path.basename(path)), changes)
         state = checkpoint.read_fitting(
             path,
@@ -117,9 +118,10 @@ def _inherit(run, parent, changes, learner):
 
 
 def draw_pending_again(state: TrainState, path: str, reset_parts: set[str]) -> TrainState:
-    """The state whose next prompts are those from the oldest one that was under way in a checkpoint's folder.
+    """Returns the state, moved back in the data's order to the oldest prompt that is under way in a checkpoint.
 
-    What was under way is not inherited, since a branch may sample and judge in another way.
+    path: the checkpoint's folder; reset_parts: if 'aux/position' is in it, the state is unchanged. The branch samples
+    these prompts again, since it may sample and judge in another way, and drops kept groups that were sampled ahead.
     """
     pending = checkpoint.recorded_pending(path)
     if not pending or 'aux/position' in reset_parts:

@@ -77,10 +77,10 @@ class Damaged(BadInput):
 
 
 class Best:
-    """The best evaluation of a run so far, whose checkpoint it preserves: a PreservationPolicy of Orbax."""
+    """Remembers a run's best evaluation so far; as a PreservationPolicy of Orbax it keeps that step's checkpoint."""
 
     def __init__(self, workdir: str, figure: str):
-        """figure: that decides, the higher the better. Evaluations after the newest checkpoint will be repeated."""
+        """Reads workdir's evaluations up to its newest checkpoint; the one with the highest `figure` is the best."""
         self.figure, self.value, self.step = figure, -math.inf, 0
         path, newest = os.path.join(workdir, 'evaluations.jsonl'), max(steps(workdir), default=0)
         for row in read_rows(path) if os.path.exists(path) else ():
@@ -88,7 +88,7 @@ class Best:
                 self.add(row['step'], row)
 
     def add(self, step: int, results: Mapping[str, Any]) -> bool:
-        """Whether the evaluation before a step is the best so far. Raises BadInput where the first lacks the figure."""
+        """Adds the evaluation before a step; returns whether it is the best yet. BadInput if step 0 has no figure."""
         if step == 0 and self.figure not in results:
             raise BadInput('checkpoint.best', self.figure, f'is no figure; {ranges.nearest(self.figure, results)}')
         value = results.get(self.figure, -math.inf)
@@ -165,10 +165,10 @@ def save(checkpoints, state):
 
 
 def read_newest(workdir: str, read: Callable[[str], Any], only: int | None = None) -> tuple[Any, int]:
-    """(read(folder), step) of a workdir's newest checkpoint for which `read` raises no Damaged; the workdir stays.
+    """(read(folder), step) of a workdir's newest checkpoint for which `read` raises no Damaged.
 
-    only: the checkpoint's step, in place of the newest. Warns of damaged ones. Raises BadInput for a step that has
-    no checkpoint, and when no checkpoint is sound.
+    only: read the checkpoint of this step alone. Warns of damaged checkpoints, and leaves them where they are. Raises
+    BadInput when step `only` or the workdir has no checkpoint, and Damaged when no checkpoint is sound.
     """
     damaged, saved = None, steps(workdir)
     if only is not None and only not in saved:
@@ -184,7 +184,7 @@ def read_newest(workdir: str, read: Callable[[str], Any], only: int | None = Non
 
 
 def read_params(workdir: str, abstract: Any, only: int | None = None) -> tuple[Any, int]:
-    """(parameters, step) of a workdir's newest sound checkpoint, or of step `only`; raises BadInput as read_newest.
+    """(parameters, step) of a workdir's newest sound checkpoint, or of step `only`; raises what read_newest raises.
 
     abstract: ShapeDtypeStructs with the shardings of the result.
     """
@@ -192,9 +192,9 @@ def read_params(workdir: str, abstract: Any, only: int | None = None) -> tuple[A
 
 
 def read_tree(path: str, abstract: Any, *, partial: bool = False) -> Any:
-    """The arrays of a checkpoint.
+    """The arrays of a checkpoint, read from its folder and compared with their digests.
 
-    path: its folder; abstract: a tree of ShapeDtypeStructs with the shardings of the result; partial: the checkpoint
+    path: the folder; abstract: a tree of ShapeDtypeStructs with the shardings of the result; partial: the checkpoint
     may have more arrays than the abstract tree. Raises Damaged when a digest differs or the files cannot be read, and
     BadInput when names, dtypes or shapes differ from the abstract tree's. All processes must call it.
     """
@@ -255,7 +255,7 @@ def restore(checkpoints: Any, abstract: TrainState, read: Read = read_tree) -> T
 
 
 def abstract_tree(path: str, sharding: Any) -> Any:
-    """ShapeDtypeStructs of the arrays in a checkpoint's folder, with one sharding; Damaged where it cannot be read."""
+    """ShapeDtypeStructs, all with this sharding, of the arrays in a checkpoint's folder; raises Damaged as `kinds`."""
     try:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), _array_metadata(path))
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
@@ -285,12 +285,12 @@ def _ignore_late_callbacks():
 
 
 def recorded_digests(path: str) -> dict[str, list[str]]:
-    """{name: [kind, sums]} of a checkpoint's arrays, see digest.Digest; errors of many kinds for damaged files."""
+    """{name: [kind, sums]} of a checkpoint's arrays, see digest.Digest; raises many kinds of errors if damaged."""
     return _read_metadata(path)['custom_metadata']['digests']
 
 
 def recorded_pending(path: str) -> dict[str, np.ndarray] | None:
-    """Zeros in the shapes of what is pending in a checkpoint; None where nothing is. Raises Damaged as kinds does."""
+    """{name: u8 zeros} shaped as the arrays of TrainState.pending in a checkpoint; None without any. Raises Damaged."""
     try:
         kinds = {name: kind for name, (kind, _) in recorded_digests(path).items()}
     except Exception as error:  # Orbax raises many kinds of errors for damaged files
@@ -304,12 +304,12 @@ def recorded_pending(path: str) -> dict[str, np.ndarray] | None:
 
 
 def check_reshaping(pending: Mapping[str, Any] | None, amended: set[str]) -> None:
-    """Raises BadInput when config keys that change the shapes of completions were amended while some are pending."""
+    """Raises BadInput if amended config keys change the shapes of completions, and a checkpoint has some `pending`."""
     for key in sorted(amended & RESHAPING) if pending else ():
         raise BadInput(
             key,
             'changed',
-            'completions of the sizes before are under way in the checkpoint; go on with the value before, or begin a '
+            'completions in the old shapes are under way in the checkpoint; go on with the old value, or begin a '
             'branch, which samples their prompts again: --branch=FOLDER',
         )
 
@@ -329,10 +329,10 @@ def _read_metadata(path):
 
 
 def _check_kinds(path, abstract, digests, partial):
-    """Compares names, dtypes and shapes of a checkpoint's arrays; returns what is damaged, '' if nothing is.
+    """Compares names, dtypes and shapes of a checkpoint's arrays; returns in words what is damaged, or ''.
 
-    path: the checkpoint's folder; abstract: the tree that is wanted; digests: of recorded_digests; partial: the
-    checkpoint may have more arrays. Raises BadInput when the checkpoint is sound, but another model's. Orbax reads its
+    path: the checkpoint's folder; abstract: the wanted tree; digests: of recorded_digests; partial: the checkpoint may
+    have more arrays. Raises BadInput when the checkpoint is sound, but of another model. Orbax reads its
     metadata only where the digests differ from the abstract tree, since each read leaks 100 KiB in tensorstore 0.1.86.
     """
     wanted, recorded = _kinds_by_name(abstract), {name: kind for name, (kind, _) in digests.items()}
@@ -447,7 +447,7 @@ def parts_to_reset(amended: set[str]) -> set[str]:
 
 
 def differs_in_observed(path: str, abstract: TrainState) -> bool:
-    """Whether the arrays of a checkpoint's folder and of a run's state differ, and only in OBSERVED parts."""
+    """Whether the arrays in a checkpoint's folder differ from a run's abstract state, and in OBSERVED parts alone."""
     try:
         digests = recorded_digests(path)
     except Exception:  # damaged: the error comes when the checkpoint is read
@@ -461,11 +461,11 @@ def differs_in_observed(path: str, abstract: TrainState) -> bool:
 def read_fitting(
     path: str, abstract: TrainState, initial_state: Callable[[Any], TrainState], reset_parts: set[str]
 ) -> TrainState:
-    """The TrainState of a checkpoint, with reset parts where the checkpoint's do not fit the abstract state.
+    """The TrainState of a checkpoint, in which parts that do not fit the abstract state begin anew, with a warning.
 
     path: the checkpoint's folder; abstract: ShapeDtypeStructs with the shardings of the result; initial_state(trained
-    parameters): a state whose values reset parts take; reset_parts: parts that are reset though they fit. Raises
-    BadInput when parameters or step, which are never reset, do not fit, and Damaged as read_tree does.
+    parameters): the state whose values these parts take; reset_parts: parts that begin anew though they fit. Raises
+    BadInput when the parameters or the step, which never begin anew, do not fit, and Damaged as read_tree does.
     """
     if 'pending' in reset_parts:
         abstract = abstract.replace(pending=None)
@@ -523,7 +523,7 @@ def bad_batch_path(workdir: str, step: int) -> str:
 
 
 def dump_bad_batch(workdir: str, step: int, experience: Experience) -> None:
-    """Writes the batch of a step that skipped an update, and an event; all processes must call it."""
+    """Writes the batch of a step that skipped an update to bad_batch_path, and an event; all processes call it."""
     path, leaves = bad_batch_path(workdir, step), jax.tree_util.tree_leaves_with_path(processes.fetch(experience))
     if processes.is_first():
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -533,7 +533,7 @@ def dump_bad_batch(workdir: str, step: int, experience: Experience) -> None:
 
 
 def load_bad_batch(workdir: str, step: int) -> Experience:
-    """The host arrays that dump_bad_batch wrote for a step; raises BadInput when they are missing or cannot be read."""
+    """The Experience, of host arrays, that dump_bad_batch wrote for a step; BadInput if it is missing or unreadable."""
     path = bad_batch_path(workdir, step)
     if not os.path.isfile(path):
         names = os.listdir(os.path.dirname(path)) if os.path.isdir(os.path.dirname(path)) else []
@@ -567,7 +567,7 @@ M_ARENA_MAX, ARENAS = -8, 2  # M_ARENA_MAX is a constant of malloc.h
 
 @functools.cache
 def spare_memory() -> None:
-    """Makes Orbax and glibc use less memory from now on; leaves another libc, and an Orbax without this, as it is."""
+    """Makes Orbax and glibc use less memory from now on; another libc, or an Orbax of another form, stays as it is."""
     if 'arena_max' not in os.environ.get('GLIBC_TUNABLES', '') and 'MALLOC_ARENA_MAX' not in os.environ:
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)

@@ -25,15 +25,15 @@ FOLDERS = ('workdir', 'branch', 'out', 'folder', 'other', 'cache', 'to')  # flag
 # jax caches programs that take at least so many seconds to compile; its default of 1 s leaves out dozens of programs
 # that the first step needs. The environment variable, if set, wins
 CACHE_FROM, CACHED_FROM = 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', 0.1
-LEAVE_SECONDS = 30  # that threads have to end after the command
+LEAVE_SECONDS = 30  # how long the command waits at its end for threads that still run
 LONGEST = 1000  # characters of a library's error message about the command line
 MISSING = re.compile(r'Flag (--\w+) must have a value other than None')  # absl's words for a flag that must be given
 
 
 def define_flags(workdir=True, required=True):
-    """Defines --config=NAME[:PRESET] with overrides like --config.steps=10, and --strict and --workdir.
+    """Defines the flags --config=NAME[:PRESET], with overrides like --config.steps=10, --strict and --workdir.
 
-    workdir: whether the command has --workdir; required: whether --config and --workdir must be given.
+    workdir: whether --workdir is defined too; required: whether --config and --workdir must be given.
     """
     config_flags.DEFINE_config_file(
         'config',
@@ -62,7 +62,7 @@ def read_steering() -> Steering:
 
 
 def define_trust():
-    """Defines --trust."""
+    """Defines --trust, with which a command runs the Python files that the workdir's config names."""
     flags.DEFINE_bool(
         'trust', False, "Run the Python files that the workdir's own config.json names: its rewards and data sets."
     )
@@ -74,19 +74,20 @@ def define_step():
 
 
 def define_section(name: str, declared: Callable):
-    """Defines --config.NAME.KEY for a section's numbers, which change a recorded config where --config is not given.
+    """Defines a flag --config.NAME.KEY for each number of a section, if the command line has no --config.
 
+    The flags change a recorded config for one command; with --config, its own parser defines them. name: the section;
     declared: the section's options type.
     """
     if any(re.match('--?config=|--?config$', text) for text in sys.argv):
-        return  # the config's own parser defines them
+        return
     for key, parameter in ranges.keys_of(declared).items():
         define = flags.DEFINE_integer if isinstance(parameter.default, int) else flags.DEFINE_float
         define(f'config.{name}.{key}', None, f"{key} of the run's config.{name}, for this command.")
 
 
 def read_section(name: str) -> dict[str, Any]:
-    """{key: value} of the flags of define_section that are given."""
+    """{key: value} of the section's flags, from define_section, that the command line gives. name: the section."""
     prefix = f'config.{name}.'
     values = {flag: flags.FLAGS[flag].value for flag in flags.FLAGS if flag.startswith(prefix)}
     return {flag.removeprefix(prefix): value for flag, value in values.items() if value is not None}
@@ -105,8 +106,9 @@ def parse_steps(text: str | None) -> tuple[int, int] | None:
 def run(main):
     """Parses the command line with absl, connects the processes that it names, and runs main().
 
-    An error of errors.py ends the process with one line and the error's status, a signal during a run with status 42,
-    Ctrl-C elsewhere with status 130.
+    main: a function without arguments. With --help only the help text is printed. An error of errors.py ends the
+    process with a line for each thing that is wrong and the error's status, a signal during a run ends it with status
+    42, Ctrl-C elsewhere with status 130.
     """
     console.install_for_command()
     if CACHE_FROM not in os.environ:
@@ -117,6 +119,7 @@ def run(main):
         return
 
     def guarded(_):
+        """Runs main() between processes and signals, and exits with the status of an error."""
         status = 1
         try:
             for name in FOLDERS:
@@ -150,7 +153,7 @@ def run(main):
 
 
 def _leave(status):
-    """Ends the process with a status when the interpreter still waits for a thread, say of a reward, that hangs."""
+    """Ends the process with `status` if a thread, say of a reward, still runs LEAVE_SECONDS after the main thread."""
     threading.main_thread().join()
     time.sleep(LEAVE_SECONDS)
     signals.stop_now('a thread, of a reward or of a library, still runs; the command ends without it', status)
@@ -198,14 +201,14 @@ def help_text(purpose: str) -> str:
 
 
 def _name_flag(name, value=None):
-    """What a user who gave an unknown flag, or a word that is none, may have meant; value: its text."""
+    """Says what the user of an unknown flag, or a word that is no flag, may have meant; value: the text after '='."""
     if name.startswith('config.'):  # without --config: else ml_collections knows the flag
         return 'a recorded run keeps its settings, except for keys in --help; to change others, give --config too'
     return coming_from.explain(name, value) or 'write --config.KEY=VALUE; --help lists the flags'
 
 
 def _unknown_lines(error, argv):
-    """A line for each flag that is not defined; error: absl's, about the first of them."""
+    """Yields an error line for each undefined flag in argv; error: absl's UnrecognizedFlagError about the first one."""
     given = [text.lstrip('-').partition('=') for text in argv[1:] if text[:1] == '-' and text.strip('-')[:1].isalpha()]
     unknown = [flag for flag in given if not {flag[0], flag[0].removeprefix('no')} & {*flags.FLAGS}]
     for name, _, value in unknown:
@@ -224,9 +227,8 @@ def _parse(argv):
             config.lock()  # ml_collections reports a config file that failed to load only at its first use
             if flags.FLAGS.strict:
                 config.data.strict = True
-                config_flags.get_override_values(flags.FLAGS['config'])['data.strict'] = (
-                    True  # a sweep reads the overrides
-                )
+                overrides = config_flags.get_override_values(flags.FLAGS['config'])  # which a sweep reads
+                overrides['data.strict'] = True
         return arguments
     except BadInput as error:
         text = _error_text(error)

@@ -1,7 +1,7 @@
 """Reads configs: from the file that --config=NAME[:PRESET] names, and from the config.json of a workdir.
 
-Data sets and rewards declare options of their own; overridden options are added as keys. A config.json may come from
-anybody, so it is checked before it is used.
+Data sets and rewards declare options of their own: one that the command line overrides is added to the config as a key.
+A config.json may come from anybody, so it is checked before it is used.
 """
 
 import ast
@@ -88,9 +88,9 @@ def experiments() -> list[str]:
 
 
 def read_config(path: str, *preset: str) -> ConfigDict:
-    """The ConfigDict that get_config(*preset) of a config file returns; raises BadInput as call_function does.
+    """The ConfigDict that get_config(*preset) of the config file at `path` returns; BadInput as in call_function.
 
-    A FILE.py of a preset, and one that the config names, may also lie beside the config file.
+    A FILE.py that is the preset, or that the config names, may also lie beside the config file.
     """
     folder = os.path.dirname(path)
     config = call_function(path, 'get_config', *(_place(name, folder) for name in preset))
@@ -103,7 +103,7 @@ def read_config(path: str, *preset: str) -> ConfigDict:
 
 
 def _look_beside(config, folder):
-    """Puts a folder before each FILE.py of a data set, reward or piece for which `_place` does."""
+    """Changes each FILE.py that a config names as data set, reward or piece to its path in `folder`, see `_place`."""
     place = functools.partial(_place, folder=folder)
     config.data.name = place(config.data.name)
     config.reward.step_rewards = place(config.reward.step_rewards)
@@ -115,7 +115,7 @@ def _look_beside(config, folder):
 
 
 def _place(name, folder):
-    """FILE.py or FILE.py:NAME with a folder before it, if FILE lies there and in no place that comes before."""
+    """name with `folder` before it if its FILE.py is there, but not in the current folder or the package; else name."""
     if not user_files.is_file(name):
         return name
     file = name if name.endswith('.py') else name.rpartition(':')[0]
@@ -124,9 +124,9 @@ def _place(name, folder):
 
 
 def call_function(path: str, name: str, *arguments: Any) -> Any:
-    """Imports a config file and returns what its function `name` returns for the arguments.
+    """Imports the config file at `path`, calls its function `name` with the arguments, and returns the result.
 
-    Raises BadInput for any error, which names the innermost line of the file, or of another file of the user's.
+    Any error is raised as BadInput, which names the innermost line in this file or in another file of the user's.
     """
     # a config file may say `from configs import ...`, unless the user has another package of that name
     spec = importlib.util.find_spec('configs')
@@ -144,7 +144,10 @@ def call_function(path: str, name: str, *arguments: Any) -> Any:
 
 
 def _explain(error):
-    """An exception of a config file in words. ml_collections would list all keys beside the one that is misspelt."""
+    """The exception that a config file raised, in words: for an unknown key, what may be meant in its place.
+
+    ml_collections' own message would list all other keys too, and is cut.
+    """
     text = ' '.join(str(error).replace('\\n', ' ').split())
     key = MISSING.match(text) if isinstance(error, (AttributeError, KeyError)) else None
     if key and (meant := coming_from.explain(key[1])):
@@ -159,8 +162,9 @@ def _explain(error):
 def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
     """Adds overridden options of the chosen data set, rewards and pieces to a config, with their declared defaults.
 
-    config: an unlocked ConfigDict; overrides: {dotted key: text} of the command line. When data.name is overridden,
-    options that the new data set does not declare are dropped. Raises BadInput for a wrong reward.parts.
+    The overrides themselves are applied later, by the flag's parser. config: an unlocked ConfigDict, which is changed;
+    overrides: {dotted key: text} of the command line. When data.name is overridden, options that the new data set does
+    not declare are dropped. Raises BadInput for a wrong reward.parts.
     """
     section = config.algorithm
     for key in (key for key in MODULES if overrides.get(f'algorithm.{key}')):
@@ -194,7 +198,7 @@ def add_declared(config: Any, overrides: Mapping[str, str | None]) -> None:
 
 
 def _add_overridden(section, prefix, declared, overrides):
-    """Adds the declared options that are overridden under prefix to a section, which lacks them."""
+    """Adds each declared option that `overrides` has under `prefix` to a section, as its default or an empty value."""
     for name, parameter in declared.items():
         inside = f'{prefix}{name}.'  # --config.data.options.columns.level=difficulty adds a key to columns
         if keys := [key.removeprefix(inside) for key in overrides if key.startswith(inside)]:
@@ -230,8 +234,8 @@ def read_defaults() -> ConfigDict:
 def read_recorded(workdir: str, trust: bool) -> ConfigDict:
     """The config in workdir/config.json.
 
-    Raises BadInput when the file is missing, lacks keys, has values of wrong types, or names Python files, which would
-    run, or services, which would get completions and a key; trust: such files and services are allowed.
+    trust: whether the config may name Python files, which would run, and services, which would get completions and a
+    key. Raises BadInput when the file is missing, lacks keys, has values of wrong types, or names what is not trusted.
     """
     path = os.path.join(workdir, 'config.json')
     if not os.path.isfile(path):

@@ -51,7 +51,7 @@ BLOCKS, COLUMNS = '▁▂▃▄▅▆▇█', 40  # heights and most columns of 
 
 
 class Console:
-    """Shows the progress of activities, and prints lines above the bars; one of text.listeners."""
+    """Shows the progress of activities on stderr, and prints lines above their bars; one of text.listeners."""
 
     def __init__(self):
         self._lock = threading.RLock()
@@ -63,7 +63,7 @@ class Console:
         self._idle = threading.Event()
 
     def began(self, activity: Activity) -> None:
-        """Shows the activity from now on."""
+        """Shows the activity from now on; does nothing in processes that print nothing."""
         if not processes.speaks():
             return
         with self._lock:
@@ -76,7 +76,7 @@ class Console:
                     self._bars[activity] = self._progress.add_task(text, total=total, details='')
 
     def advanced(self, activity: Activity) -> None:
-        """Prints a line: at each step of an activity with `lines`, else at tenths of its total if there are no bars."""
+        """Prints a line of progress: each time if the activity has `lines`; else, without bars, at each tenth."""
         with self._lock:
             tenth = activity.done % math.ceil(activity.total / LINES) == 0 and activity.done < activity.total
             due = activity.lines or (tenth and self._progress is None)
@@ -84,7 +84,7 @@ class Console:
                 self._describe(activity)
 
     def ended(self, activity: Activity) -> None:
-        """Prints the activity's result and removes its bar."""
+        """Removes the activity's bar, and prints its result, if it has one, with the time it took."""
         with self._lock:
             if activity not in self._running:
                 return
@@ -108,7 +108,7 @@ class Console:
         return rich.console.Console(stderr=True).width if sys.stderr.isatty() else WIDTH
 
     def stop(self) -> None:
-        """Removes all bars and restores the terminal's cursor, before the process ends."""
+        """Forgets all activities, removes their bars and restores the terminal's cursor, before the process ends."""
         if self._lock.acquire(timeout=SHORT):  # another thread may hold the lock while the terminal blocks
             self._running.clear()
             self._stop()
@@ -146,7 +146,7 @@ class Console:
             self._named.append(activity)
 
     def _start(self):
-        """Starts the bars, on a terminal, and the thread that renews the console."""
+        """Starts the bars, if stderr is a terminal, and the thread that calls `tick` again and again."""
         if sys.stderr.isatty():
             text = rich.progress.TextColumn
             self._progress = rich.progress.Progress(
@@ -165,6 +165,7 @@ class Console:
         threading.Thread(target=self._tick_until, args=[self._idle], name='console', daemon=True).start()
 
     def _tick_until(self, idle):
+        """Calls `tick` at intervals until the event `idle` is set."""
         while not idle.wait(SHORT if self._progress is None else RENEWED):
             self.tick()
 
@@ -184,7 +185,7 @@ def describe(activity: Activity, width: int) -> str:
 
 
 def fit(begin: str, cells: Sequence[str], end: Sequence[str], width: int) -> str:
-    """One escaped line of at most `width` columns: begin, cells, end; the last cells are left out where room lacks."""
+    """One escaped line of at most `width` columns: begin, cells and end with commas; without the last cells if long."""
     for count in range(len(cells), -1, -1):
         line = escape(', '.join([begin, *cells[:count], *end]))
         if columns(line) <= width:
@@ -281,19 +282,19 @@ def install_for_command() -> None:
 
 
 def _print_unraisable(unraisable):
-    """Prints an unraisable error as Python does, except of tensorstore's writes after the event loop was closed.
+    """Prints an unraisable error as Python does, but hides 'Event loop is closed'; a value for sys.unraisablehook.
 
-    After one failed write there are hundreds of these; the first failure is raised as an exception.
+    After one failed write of tensorstore there are hundreds of these; the first failure is raised as an exception.
     """
     if str(unraisable.exc_value) != 'Event loop is closed':
         sys.__unraisablehook__(unraisable)
 
 
 def step_cells(row: Mapping[str, Any], timings: Mapping[str, float], shown: Sequence[str] = ()) -> list[str]:
-    """Texts like 'reward 0.512' of a step, for its line on the console, the most important first.
+    """Texts like 'reward 0.512' about a step, for its line on the console, the most important first.
 
-    row: of metrics.jsonl; timings: {stage: seconds}; shown: names of metrics to show in place of those that matter
-    in a step of GRPO.
+    row: the step's row of metrics.jsonl; timings: {stage: seconds}; shown: the metrics to show; where it is empty, the
+    ones that matter in GRPO are shown.
     """
     if shown:
         return [f'{name} {row[name]:.3f}' for name in shown if row.get(name) is not None]
@@ -323,10 +324,10 @@ def make_table(
     dense: bool = False,
     wrapped: Collection[str] = (),
 ) -> rich.table.Table:
-    """A table of escaped texts; the first column is aligned left, the others right.
+    """A rich Table of escaped texts, whose first column is aligned left, the others right.
 
-    rows: cells of each row; title: above the table; dense: without a frame; wrapped: headings of columns whose cells
-    may take several lines.
+    rows: the cells of each row; title: a line above the table; dense: whether the table has no frame; wrapped: headings
+    of columns whose cells may take several lines.
     """
     table = rich.table.Table(
         title=rich.text.Text(escape(title), style='table.title') if title else None,
@@ -429,7 +430,7 @@ def series(folder: str, name: str, file: str = 'metrics.jsonl') -> Float[np.ndar
 
 
 def make_panels(down: int, across: int, size: tuple[float, float], shared: bool = False) -> 'tuple[Figure, list[Axes]]':
-    """(figure of `size` inches, its down * across styled panels); shared: all panels have the same axes."""
+    """(a Figure of `size` inches, its panels in `down` rows of `across`); shared: whether all have the same axes."""
     from matplotlib.figure import Figure  # here, since the import takes half a second
 
     figure = Figure(figsize=size, layout='constrained')
@@ -446,7 +447,7 @@ def make_panels(down: int, across: int, size: tuple[float, float], shared: bool 
 
 
 def reward_amended(workdir: str | os.PathLike) -> int:
-    """The last step at which --amend changed config.reward, before which rewards are others; 0: at none."""
+    """The last step at which --amend changed config.reward, so that earlier rewards mean something else; 0: none."""
     rows = recorded_events(workdir)
     return max(
         (row['step'] for row in rows if row['event'] == 'amended' and row['key'].startswith('reward.')), default=0
@@ -479,7 +480,7 @@ def _read_evaluations(workdir):
 
 
 def _evaluation_table(workdir):
-    """[table of the most important figures of the first and last evaluation]; [] without evaluations."""
+    """[a rich Table of the main figures in a run's first and last evaluation, and their change]; [] without any."""
     path = os.path.join(workdir, 'evaluations.jsonl')
     evaluations = read_rows(path) if os.path.isfile(path) else []
     if not evaluations:
@@ -487,7 +488,7 @@ def _evaluation_table(workdir):
     first, last = evaluations[0], evaluations[-1]
     passes = [name for name in first if name.startswith('pass@')]  # by rising k
     names = dict.fromkeys(['greedy', *passes[:1], *passes[-1:], 'reward', 'length', 'truncated'])
-    # the reward is the verifier's verdict, so the figures are equal; or the two are different rewards
+    # the reward equals pass@1, being the verifier's verdict; or the first and last rewards are different ones
     if first['step'] < reward_amended(workdir) or (passes and first.get('reward') == first[passes[0]]):
         del names['reward']
     rows = [
@@ -500,6 +501,7 @@ def _evaluation_table(workdir):
 
 
 def _can_print(text):
+    """Whether stdout's encoding has all characters of a text."""
     try:
         text.encode(sys.stdout.encoding or 'ascii')
     except UnicodeEncodeError:

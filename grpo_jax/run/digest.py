@@ -36,7 +36,7 @@ def digests(tree: Any) -> dict[str, Digest]:
 
 
 def _digest(leaf):
-    """The Digest of an array; bytes, whose number changes at each step, are hashed on the host."""
+    """The Digest of an array; u8 arrays, whose size changes from step to step, are hashed on the host."""
     if leaf.dtype == np.uint8:
         return Digest(kind_of(leaf), hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:16], True)
     low, high, bad = processes.fetch(_program(leaf)(leaf))
@@ -60,7 +60,7 @@ def kind_of(array: Any) -> str:
 
 
 def _program(leaf):
-    """The compiled function `sums` for arrays with the leaf's mesh; its result is replicated on every device."""
+    """The jitted function `sums` for arrays on the leaf's mesh; its result is replicated on all the mesh's devices."""
     sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
     if isinstance(sharding, jax.sharding.NamedSharding):
         return _compile_sums(jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec()))
@@ -74,7 +74,7 @@ def _compile_sums(sharding):
 
 
 def sums(array: Array) -> UInt[Array, ' 3']:
-    """[sum, other sum, number of elements that are not finite]; the sums are over hashed elements, modulo 2^32."""
+    """[sum, other sum, number of elements that are not finite]; sums of hashes of the elements and places, mod 2^32."""
     array = jax.device_put(array, jax.memory.Space.Device)  # an offloaded array lies in the hosts' memory
     finite = jnp.isfinite(array) if jnp.issubdtype(array.dtype, jnp.floating) else jnp.bool(True)
     array = array.astype(jnp.uint8) if array.dtype == bool else array

@@ -1,4 +1,4 @@
-"""The shell around a run's steps: checkpoints, files, monitors, signals and traces; all processes stop together."""
+"""What surrounds a run's steps: checkpoints, files, monitors, signals and traces; all processes stop together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
@@ -66,10 +66,10 @@ def owns_workdir(run: Callable[P, R]) -> Callable[P, R]:
 
 
 def serves_sampler(run: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function with parameters config and workdir, whose mesh.sampler may name devices of other processes.
+    """Decorates a function with parameters config and workdir, for a sampler whose devices belong to other processes.
 
-    Those processes serve the learner's side, on which the function runs, until it ends there. In them the function
-    returns None, or raises the Stopped of the learner's side.
+    Where config.mesh.sampler gives the sampler such devices, the function runs in the learner's processes alone. The
+    sampler's processes serve rollouts until it ends there; in them it returns None, or raises the learner's Stopped.
     """
     signature = inspect.signature(run)
 
@@ -84,7 +84,7 @@ def serves_sampler(run: Callable[P, R]) -> Callable[P, R]:
         transport = importlib.import_module('grpo_jax.hosts.transport')
         folder = None if section.get('transport') == 'devices' else os.path.join(workdir, transport.FOLDER)
         with processes.group(own if serving else owners), Signals(0) as heard:
-            heard.underway = serving  # what there is to save is with the learner's side
+            heard.underway = serving  # all that can be saved is on the learner's side
             others = owners if serving else own
             with transport.Link(others, folder, lambda: heard.stopping and processes.ask_to_stop()):
                 if serving:
@@ -95,9 +95,9 @@ def serves_sampler(run: Callable[P, R]) -> Callable[P, R]:
 
 
 def find_sides(section: Any) -> tuple[set[int], set[int]]:
-    """(the learner's processes, the sampler's) of config.mesh; without any where a process has devices of both.
+    """(the learner's processes, the sampler's) for config.mesh, the section; two empty sets if they are not apart.
 
-    So it is for a section that `open_run` refuses.
+    They are not where a process has devices of both sides, nor for a section that `open_run` refuses.
     """
     count = section.get('sampler', 0)
     if not processes.has_others() or not isinstance(count, int) or count < 1:
@@ -116,8 +116,8 @@ def barrier(
 ) -> None:
     """Waits until all processes are ready for the first step. Raises RuntimeError when they would not do the same.
 
-    step: of the newest checkpoint, or None; recorded: the config; origins: of the data; programs: Executables by name;
-    contents: of data and files, see steering.Contents. All of these are compared between processes.
+    step: the newest checkpoint's, or None; recorded: the config as JSON has it; origins: where the data were read from;
+    programs: Executables by name; contents: the digests of steering.Contents. The processes compare all of these.
     """
     values = {
         'step': step,
@@ -125,7 +125,7 @@ def barrier(
         'data': contents.get('splits'),
         'files': sorted(contents.get('files', {}).values()),
     }
-    if processes.has_others():  # one process traces its programs, which a hash needs, later
+    if processes.has_others():  # a hash needs traced programs, and a single process traces later
         values |= {f'program {name}': program.hash for name, program in programs.items()}
     with during('waiting for the other processes'):
         processes.exchange_stop('the start', values | traverse_util.flatten_dict({'config': dict(recorded)}, sep='.'))
@@ -135,7 +135,7 @@ class Shell:
     """A context around a run that opens its checkpoints and files, and closes them however the run ends."""
 
     def __init__(self, workdir: str, keep: int, best: str = ''):
-        """Opens a workdir's checkpoints; keeps the newest `keep`, and the one where the figure `best` was highest."""
+        """Opens a workdir's checkpoints, of which the newest `keep` stay, and the one of the highest figure `best`."""
         self._workdir, self._stack = workdir, contextlib.ExitStack()
         self._finished: _Finished | None = None  # state after the last step
         self._best = checkpoint.Best(workdir, best) if best else None
@@ -214,9 +214,9 @@ class Shell:
             checkpoint.save(self.checkpoints, state)
 
     def save_if_best(self, state: TrainState, results: Mapping[str, float]) -> None:
-        """Saves a state whose evaluation, with these results, is the best so far; never the first state.
+        """Saves a state if its evaluation, {figure: value} in `results`, is the best so far; never the state of step 0.
 
-        Raises BadInput when the results lack the figure that decides.
+        Raises BadInput when the results of step 0 lack the figure checkpoint.best.
         """
         step = int(state.step)
         if self._best and self._best.add(step, results) and step:
@@ -239,13 +239,13 @@ class Shell:
         self._finished = _Finished(state)
 
     def _writing(self):
-        """A context in which an error of the disk under the checkpoints is raised as CannotWrite."""
+        """A context in which an error of the disk that holds the checkpoints is raised as CannotWrite."""
         return files.writing(os.path.join(self._workdir, checkpoint.FOLDER))
 
     def _save_finished(self, everywhere):
         """Saves the state after the last finished step, unless an update has already reused the memory of its arrays.
 
-        everywhere: whether all processes have the error. Else several processes save nothing, since saving needs all.
+        everywhere: whether all processes have met the error; if not, and there are several, nothing is saved.
         """
         alone = len(processes.members()) > 1 and not everywhere
         state = None if self._finished is None or alone else self._finished.state()
@@ -256,15 +256,15 @@ class Shell:
             self.checkpoints.wait_until_finished()
             console.print(f'{int(state.step)} steps of {self._workdir} are saved; the same command goes on from there')
         except Exception as error:
-            logger.warning('what there is could not be saved: %s', error)
+            logger.warning('the last finished step could not be saved: %s', error)
 
 
 def make_waits(config: Any, acts: Callable[[str], bool]) -> Callable[[Mapping[str, Any]], None]:
-    """A function (row of metrics and timings) that says, once, what the steps since the start wait for.
+    """Makes note(row), which takes each step's metrics and timings, and after MEASURED steps prints what they wait for.
 
-    config: of the run; acts(flags): whether it can start with flags.
+    config: the run's; acts(flags): whether the run could start with these flags, which the advice names.
     """
-    # on a CPU a decode step costs what its rows do
+    # on a CPU the time of a decode step is in proportion to its rows
     in_flight = measure.choose_in_flight(config.data.prompts_per_step, jax.device_count())
     in_flight, begun = in_flight * (jax.default_backend() != 'cpu'), []
 
@@ -279,7 +279,7 @@ def make_waits(config: Any, acts: Callable[[str], bool]) -> Callable[[Mapping[st
 
 
 def make_dump(run: Any) -> Callable[[Draw, Rewards, Experience], list[dict[str, Any]]]:
-    """A function (draw, rewarded, experience) -> rows of a Run's dump, each with what was learned from."""
+    """Makes dump(draw, rewarded, experience) -> rows of a Run's dump: rollout_rows, each with `learned_from`."""
 
     def dump(draw, rewarded, experience):
         dumped = rows.rollout_rows(draw.examples, draw.rollout, rewarded, experience, run.model.tokenizer, run.rewards)
@@ -290,7 +290,7 @@ def make_dump(run: Any) -> Callable[[Draw, Rewards, Experience], list[dict[str, 
 
 @dataclasses.dataclass
 class Loop:
-    """The loop over a run's steps: `for step in loop.steps()` begins a step; `loop.log`, then `loop.finish`, end it."""
+    """The loop over a run's steps: `for step in loop.steps()` begins a step, `loop.log` and `loop.finish` end it."""
 
     shell: Shell
     workdir: str
@@ -311,7 +311,7 @@ class Loop:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # {stage: seconds} of the current step
 
     def steps(self) -> Iterator[int]:
-        """Yields the step numbers; raises Stopped after the last step when a signal came."""
+        """Yields the step numbers, with timer and trace around each; raises Stopped after the last if a signal came."""
         for step in self.numbers:
             self.signals.step(f'{self.title}, step {step}')
             self.seconds.clear()
@@ -343,7 +343,7 @@ class Loop:
             self.writer.sampling(tokens, live, slots)
 
     def is_due(self, step: int, every: int) -> bool:
-        """Whether a step is a multiple of `every`; never where that is 0."""
+        """Whether a step is a multiple of `every`; False where `every` is 0."""
         return every > 0 and step % every == 0
 
     def log(self, step: int, row: Mapping[str, Any], speeds: Mapping[str, float] | None = None):
@@ -362,7 +362,7 @@ class Loop:
         self.signals.underway = True
 
     def evaluate_if_due(self, step: int, every: int, evaluate: Callable[[Any], Mapping[str, float]], state: TrainState):
-        """Logs evaluate(params) before step 0 and each `every` steps (0: never); saves a state that is the best."""
+        """Logs evaluate(params) before step 0, and every `every` steps if not 0; saves the state if it is the best."""
         if step == 0 or self.is_due(step, every):
             with self.stage('evaluate'):
                 results = evaluate(state.params)
@@ -385,11 +385,11 @@ class Loop:
     def finish(self, step: int, state: TrainState, row: Mapping[str, Any], experience: Experience | None = None):
         """Ends a step; saves a checkpoint when one is due, an update was skipped, or the run stops or has a diagnosis.
 
-        state: after the step; row: its metrics; experience: written for `grpo-jax replay_bad` when an update was
-        skipped. All processes must call it. Raises Stopped when a signal came, Diagnosed when a diagnosis stops the
-        run, FloatingPointError when more updates were skipped than learner.max_bad_steps, CannotWrite when this
-        checkpoint or an earlier one could not be written, RuntimeError when the rows of the processes differ, and
-        errors of on_step.
+        state: the state after the step; row: the step's metrics; experience: what the step learned from, written for
+        `grpo-jax replay_bad` when an update was skipped. All processes must call it. Raises Stopped when a signal came,
+        Diagnosed when a diagnosis stops the run, FloatingPointError when more updates were skipped than
+        learner.max_bad_steps, CannotWrite when this checkpoint or an earlier one could not be written, RuntimeError
+        when the rows of the processes differ, and errors of on_step.
         """
         where = f'the end of {self.title}, step {step}'
         skipped = row['finite'] < 1  # the mean over the step's updates
@@ -434,7 +434,7 @@ class _Trace:
 
     @contextlib.contextmanager
     def around(self, step):
-        """Opens a context around a step, in which the trace starts or ends when it is due."""
+        """A context around a step, which starts the trace before its first step and ends it after its last."""
         if step == self._first:
             self._folder = self._stack.enter_context(tempfile.TemporaryDirectory())
             jax.profiler.start_trace(self._folder)
@@ -452,7 +452,7 @@ class _Trace:
 
 
 class _Finished:
-    """The state after a step, until an update reuses the memory of its arrays.
+    """Holds the state after a step, until an update reuses the memory of its arrays.
 
     The reference policy is held by weak references, so that its memory is freed when a new reference replaces it.
     """
@@ -502,14 +502,14 @@ class Monitors:
                 rows.append_event(self._workdir, step, 'remedy', monitor=monitor, text=text, helped=helped)
 
     def evaluation(self, step: int, results: Mapping[str, float], *, last: bool) -> None:
-        """Adds an evaluation before step `step`; runs the monitors at once after the last one, which no row follows."""
+        """Adds an evaluation before step `step`; if it is the run's last, no row follows, and the monitors run now."""
         if self._speaks:
             self._evaluations.append(_monitored_row(results, step))
             if last and self._rows:
                 self._diagnose()
 
     def asks(self, action: str, where: str) -> bool:
-        """Whether a new diagnosis requires an action, save or stop; all processes must call it, in the same order."""
+        """Whether a new diagnosis asks for the action, save or stop; all processes must call it, in the same order."""
         return self._on == action and processes.exchange_stop(f'{where}, diagnosis', {}, self._asks)
 
     def _diagnose(self):
@@ -528,7 +528,7 @@ class Monitors:
 
 
 def _monitored_row(row, step):
-    """A row as monitors read it: {metric: float} and the step, without NaN and infinities, like a row of a file."""
+    """{metric: float} of a row, and its step, as monitors read it: without NaN, infinities, meaningless entropies."""
     numbers = {name: rows.json_float(value) for name, value in row.items() if value is not None}
     if 'logprob' in numbers and numbers['logprob'] is None:
         numbers.pop('entropy', None)  # 0, since no token was left: all groups were dead, and dropped

@@ -1,4 +1,4 @@
-"""Metrics of a step's completions, and timings and memory of the step: numbers by name, computed on the host."""
+"""Metrics of a step's completions, and speeds and memory of the step: numbers by name, computed on the host."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ ALIKE = {'kana': 'han'}  # {script: a script that the same language uses with it
 
 
 def make_measure(run: Any) -> Callable[[int, Draw, Rewards, Experience], dict[str, Any]]:
-    """A function (step, draw, rewarded, experience) -> {metric: value} of a Run's step; all processes must call it."""
+    """Makes measure(step, draw, rewarded, experience) -> {metric: value} of a step; all processes must call it."""
 
     def measure(step, draw, rewarded, experience):
         sampled_at = None if draw.stats is None else step
@@ -45,12 +45,12 @@ def make_measure(run: Any) -> Callable[[int, Draw, Rewards, Experience], dict[st
 
 
 def make_speeds(run: Any) -> Callable[[Draw, Mapping[str, float]], dict[str, float]]:
-    """A function (draw, {stage: seconds}) -> {name: number} of a Run's step; all processes must call it.
+    """Makes speeds(draw, {stage: seconds}) -> {name: number} of a Run's step; all processes must call it.
 
-    The numbers are the sampler's speed, seconds of computing rewards, what services were asked, MiB of host memory, and
-    learner/mfu (FLOPs of the update per second / the chips' peak) where the chip is known; where steps wait, what
-    decode steps they would take if they did not; with mesh.sampler also how long each side was at work since the last
-    step, and how long not.
+    The numbers are the sampler's speed, seconds of computing rewards, counts of requests to services, MiB of host
+    memory, and learner/mfu (FLOPs of the update per second / the chips' peak) where the chip is known. Where steps wait
+    for all completions, also the decode steps of a step with collection.in_flight, estimated; with mesh.sampler also
+    the seconds in which each side was busy, and idle, since the last step.
     """
     learning, algorithm, waits = run.settings.learning, run.algorithm, not run.settings.collection.is_asynchronous
     group_size = run.settings.step_shapes(algorithm).group_size
@@ -100,22 +100,19 @@ def assess(
 ) -> dict[str, Any]:
     """{metric: value} of a step's completions: emptiness, repetition, correctness, languages and advantages.
 
-    reward_functions: of the run; rollout, rewarded: the step's completions and their rewards, all of them, also those
-    that the experience leaves out; experience: what the step learns from; sampled_at: the step, None where the
-    completions were read from the data; weights: the algorithm's piece. All processes must call it.
+    reward_functions: the run's; rollout, rewarded: all the step's completions and their rewards, also completions that
+    the experience leaves out; experience: what the step learns from; sampled_at: the step, None where the completions
+    were read from the data; weights: the algorithm's piece of that name. All processes must call it.
     """
     fields = rollout.completion_mask, rollout.forced, experience.rewards, experience.advantages, experience.group_ids
     mask, forced, rewards, advantages, group_ids = processes.fetch(fields)
     tokens = processes.fetch(rollout.tokens)[:, -mask.shape[1] :]
     grouping, is_rewarded = Grouping.by_ids(group_ids), np.isfinite(rewards)
-    correct_PG, rewards_PG = (
-        grouping.spread(rewarded.correct, np.nan),
-        grouping.spread(rewards.astype(np.float64), np.nan),
-    )
+    correct_PG = grouping.spread(rewarded.correct, np.nan)
+    rewards_PG = grouping.spread(rewards.astype(np.float64), np.nan)
     lengths, texts = rewarded.lengths, list(rewarded.texts)
-    extract = (
-        None if reward_functions.by_source else reward_functions.extract
-    )  # sources may have verifiers of their own
+    # sources may have verifiers of their own
+    extract = None if reward_functions.by_source else reward_functions.extract
     phrases = reward_functions.options.options.get('reflection', {}).get('phrases', ())
     tokens_PGC, mask_PGC, forced_PGC = (grouping.spread(x) for x in (tokens, mask, forced))
     row = reflection_metrics(texts, rewarded.correct, tuple(phrases)) | {
@@ -146,9 +143,9 @@ def advantage_sizes(
     group_ids: Int[np.ndarray, ' B'],
     weights: Callable,
 ) -> dict[str, Float[np.ndarray, ' B']]:
-    """abs(A) of each completion, `advantage`, and the sum of weights * abs(A) over its tokens, `gradient`.
+    """Two sizes of each completion: 'advantage', abs(A), and 'gradient', the sum of weights * abs(A) over its tokens.
 
-    Where A differs by token, the first is a sum over the tokens too. The second is the size of the loss's gradient by
+    Where A differs by token, 'advantage' is a sum over the tokens too. 'gradient' is the size of the loss's gradient by
     the logprobs at ratio 1; it is left out for weights that read more than mask, group_ids and advantages.
     """
     by_token = advantages.shape[1] > 1
@@ -160,7 +157,7 @@ def advantage_sizes(
 
 
 def distinct_share(texts: Sequence[str], grouping: Grouping) -> float:
-    """The share of distinct texts in a group, mean over groups; 1 / G where a group's G texts are one."""
+    """The number of distinct texts in a group / the group's size, mean over groups; 1 / G if all G texts are equal."""
     different = Counter(owner for owner, _ in {*zip(grouping.owner.tolist(), texts, strict=True)})
     return float(np.mean([different[i] / size for i, size in enumerate(grouping.sizes)]))
 
@@ -168,9 +165,10 @@ def distinct_share(texts: Sequence[str], grouping: Grouping) -> float:
 def reflection_metrics(
     texts: Sequence[str], correct: Float[np.ndarray, ' B'], phrases: tuple[str, ...]
 ) -> dict[str, float]:
-    """reflection: phrases a completion; self_correction: share of completions with a phrase of reflection.CORRECTIONS.
+    """Three metrics of reflection: how often the phrases occur in a completion, on average, and self-corrections.
 
-    self_correction_right: the share of these that are right, NaN where none is judged.
+    self_correction is the share of completions with a phrase of reflection.CORRECTIONS, and self_correction_right the
+    share of right ones among these, NaN where none is judged.
     """
     corrects = np.array([count_phrases(text, reflection.CORRECTIONS) > 0 for text in texts])
     judged = correct[corrects & np.isfinite(correct)]
@@ -193,7 +191,7 @@ def lengths_by_outcome(lengths: Int[np.ndarray, ' B'], correct: Float[np.ndarray
 
 
 def pass_rates(correct: Float[np.ndarray, 'P G']) -> dict[str, float]:
-    """Shares of groups by pass rate in (0, 1/4), [1/4, 1/2), [1/2, 3/4), [3/4, 1); NaN in correct: not judged."""
+    """Shares of groups with a pass rate in (0, 1/4), [1/4, 1/2), [1/2, 3/4), [3/4, 1); NaN in correct: not judged."""
     quarters = quarters_of(correct)
     return {f'groups_below_{name}': float(np.mean(quarters == i)) for i, name in enumerate(QUARTERS)}
 
@@ -201,7 +199,7 @@ def pass_rates(correct: Float[np.ndarray, 'P G']) -> dict[str, float]:
 def shares_by_pass_rate(
     of: str, sizes: Float[np.ndarray, 'P G'], correct: Float[np.ndarray, 'P G']
 ) -> dict[str, float]:
-    """{<of>_below_<end>: share of the sum of sizes in the groups whose pass rate is in the quarter that ends there}."""
+    """{<of>_below_<quarter>: the share that groups with a pass rate in this quarter have of the sum of all sizes}."""
     sizes_P, quarters = sizes.sum(1, dtype=np.float64), quarters_of(correct)
     total = sizes_P.sum()
     shares = [sizes_P[quarters == i].sum() / total if total else np.nan for i in range(len(QUARTERS))]
@@ -209,7 +207,7 @@ def shares_by_pass_rate(
 
 
 def quarters_of(correct: Float[np.ndarray, 'P G']) -> Int[np.ndarray, ' P']:
-    """The place in QUARTERS of each group's pass rate; -1 where it is 0 or 1, or nothing is judged."""
+    """The index in QUARTERS of each group's pass rate; -1 where the rate is 0 or 1, or no completion is judged."""
     hits, judged = (correct == 1).sum(1), np.isfinite(correct).sum(1)
     return np.where((hits > 0) & (hits < judged), 4 * hits // np.maximum(judged, 1), -1)
 
@@ -223,7 +221,7 @@ def correlation_in_groups(x: Num[np.ndarray, 'P G'], y: Float[np.ndarray, 'P G']
 
 
 def outcome_signs(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P G']) -> Float[np.ndarray, 'P G']:
-    """1 for right, -1 for wrong, 0 for unknown; without any verdict, the sign of (reward - mean of its group)."""
+    """For each completion 1 if right, -1 if wrong, else 0; without any verdict, the sign of reward - group mean."""
     if np.isfinite(correct).any():
         return np.nan_to_num(2 * correct - 1)
     return np.sign(np.nan_to_num(group_math.centre(rewards, group_math.group_means(rewards))))
@@ -250,13 +248,13 @@ def conflicting_share(
 def advantage_variance(
     advantages: Num[np.ndarray, 'B _'], mask: Bool[np.ndarray, 'B C'], is_rewarded: Bool[np.ndarray, ' B']
 ) -> float:
-    """Variance of rewarded completions' advantages, over tokens if advantages are [B, C]; NaN without any."""
+    """Variance of the advantages of rewarded completions, over their tokens if they are [B, C]; NaN without any."""
     values = advantages[is_rewarded, 0] if advantages.shape[1] == 1 else advantages[mask & is_rewarded[:, None]]
     return float(np.var(values, dtype=np.float64)) if values.size else np.nan
 
 
 def are_repetitive(tokens: Int[np.ndarray, 'B C'], lengths: Int[np.ndarray, ' B']) -> Bool[np.ndarray, ' B']:
-    """Which completions are repetitive: of at least LEAST tokens, and under half of their NGRAM-grams are distinct."""
+    """Which completions are repetitive: at least LEAST tokens long, with under half of their NGRAM-grams distinct."""
     if tokens.shape[1] < LEAST:
         return np.zeros(len(tokens), bool)
     count = tokens.shape[1] - NGRAM + 1
@@ -279,7 +277,7 @@ def count_phrases(text: str, phrases: tuple[str, ...]) -> int:
 
 
 def script_metrics(texts: Sequence[str]) -> dict[str, float]:
-    """script/<name>: shares of all letters, for scripts that occur; language_mixed: share of completions that mix."""
+    """script/<name>: a script's share of all letters; language_mixed: share of completions that mix scripts (MIXED)."""
     counts = np.array([count_scripts(text) for text in texts]).reshape(len(texts), -1)
     names, totals = script_names(), counts.sum(0)
     row = {f'script/{names[i]}': float(totals[i] / totals.sum()) for i in np.flatnonzero(totals)}
@@ -324,16 +322,16 @@ def sampler_speed(stats: Stats, chip: chips.Chip | None) -> dict[str, float]:
 
 
 def choose_in_flight(prompts: int, devices: int) -> int:
-    """Returns collection.in_flight for a step of so many prompts: half as many, or as many where devices ask for it."""
+    """A good collection.in_flight for a step of `prompts`: half of them, or all if `devices` do not divide half."""
     return prompts if prompts // 2 % devices or prompts == 1 else prompts // 2
 
 
 def count_carried_steps(longest: Int[np.ndarray, ' P'], in_flight: int, cut: int, rounds: int = 8) -> float:
-    """Returns the decode steps of a step whose groups go on, if groups with completions of these lengths came again.
+    """An estimate of a step's decode steps with collection.in_flight, if each step brought groups of these lengths.
 
-    longest: tokens of each group's longest completion. in_flight, cut: groups under way besides the P of a step, and
-    tokens between the moments at which a step may end, as in collect/carry.py. The mean over steps after the first,
-    which begins with nothing under way.
+    longest: tokens of each group's longest completion; in_flight: groups under way besides the P of a step; cut: tokens
+    between the moments at which a step may end, as in collect/carry.py; rounds: steps that are played through. It is
+    the mean over steps after the first, which begins with nothing under way.
     """
     prompts, coming, steps = len(longest), np.resize(longest, len(longest) * rounds + in_flight), []
     left, coming = coming[:in_flight], coming[in_flight:]
@@ -348,7 +346,7 @@ def count_carried_steps(longest: Int[np.ndarray, ' P'], in_flight: int, cut: int
 
 
 def sides_speed(passed: float, sampling: float, learning: float) -> dict[str, float]:
-    """Seconds in which each side was at work and was not, of `passed` seconds."""
+    """Busy and idle seconds of sampler and learner, of `passed` seconds; sampling, learning: seconds at work."""
     busy = {'sampler': sampling, 'learner': min(learning, passed)}
     gaps = {f'{side}/gap_seconds': passed - seconds for side, seconds in busy.items()}
     return {f'{side}/busy_seconds': seconds for side, seconds in busy.items()} | gaps
@@ -399,7 +397,7 @@ def host_mib() -> float:
 
 
 def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
-    """{metric: value}: means of reward parts and of failures, lengths, truncated share and number of tokens."""
+    """{metric: value} of rewarded completions: means of reward parts and failures, lengths, truncated share, tokens."""
     lengths, row = rewarded.lengths, {}
     for name, values in rewarded.parts.items():
         row[f'reward/{name}'] = np.nanmean(values) if np.isfinite(values).any() else np.nan
@@ -415,10 +413,10 @@ def completion_metrics(rewarded: Rewards) -> dict[str, Any]:
 
 
 def sampler_metrics(stats: Stats | None) -> dict[str, Any]:
-    """Metrics of the rollout's schedule, which depend only on the completions' lengths; {} when nothing was sampled.
+    """Metrics of a rollout's schedule, which depend only on the completions' lengths; {} when nothing was sampled.
 
     With adapters also a checksum of the adapted matrices, and the share of their elements that the adapters changed.
-    Raises RuntimeError when that share shows that the adapters were not merged.
+    Raises RuntimeError when this share shows that the adapters were not merged.
     """
     if stats is None:
         return {}

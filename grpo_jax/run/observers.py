@@ -1,4 +1,4 @@
-"""Measurements that do not affect training: the probe, the KL to a reference that no loss reads, and agreement.
+"""Measurements that training does not read: probe, KL to a reference, and agreement of sampler and learner.
 
 The probe is a set of prompts, each with its first right completion. It compares the policy's logprobs of these
 completions with the logprobs at the step in which they entered. Ratios cannot show that right completions become
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
     row: int  # of the rollout
     id: int  # of its example
-    shared: int  # its first tokens that another, different completion of its group also begins with
+    shared: int  # how many of its first tokens another, different completion of its group begins with too
 
 
 def abstract_probe(log: Any, shapes: batches.Shapes) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Observers(NamedTuple):
 
 
 def make_observers(run: Any, learner: Learner) -> Observers:
-    """The Observers of a Run: config.log turns on the KL and the probe, steps that do not wait the agreement."""
+    """The Observers of a Run: config.log turns on KL and probe; where steps do not wait, the agreement is measured."""
     log, shapes = run.settings.log, run.settings.step_shapes(run.algorithm)
     observers, programs = [], {}
     if not run.algorithm.needs_reference and log.kl_every:
@@ -104,10 +104,10 @@ def observe_reference(scorer: Executable, metrics: Executable, every: int) -> Ob
 
 
 def observe_agreement(learner: Learner, staleness: int) -> Observe:
-    """An Observe function that compares sampler and learner over the tokens that this step's weights have sampled.
+    """An Observe function that measures how far the sampler's and learner's logprobs differ under the same weights.
 
-    Other metrics compare the learner's logprobs with those of tokens that earlier weights have sampled. With staleness
-    the tokens are those of the newest draw, which a later step learns from.
+    It compares only tokens that this step's weights have sampled; other metrics also compare tokens of earlier weights.
+    With staleness these tokens are in the newest draw, which a later step learns from.
     """
 
     def observe(state, experience, packed, draw):
@@ -128,7 +128,7 @@ def observe_agreement(learner: Learner, staleness: int) -> Observe:
 
 
 def make_reference_metrics(shapes: Shapes, mesh: jax.sharding.Mesh) -> Executable:
-    """An Executable (logprobs, ref_logprobs, mask), each [B, C] -> {name: f32[]} of algorithms.reference_metrics."""
+    """The Executable of algorithms.reference_metrics: (logprobs, ref_logprobs, mask) [B, C] -> {metric: f32[]}."""
 
     def metrics(logprobs, ref_logprobs, mask):
         values = algorithms.reference_metrics(logprobs, ref_logprobs, mask)
@@ -181,11 +181,13 @@ class Probe(NamedTuple):
         times = -(-count // groups)
 
         def in_groups(x):
+            """[n, ...] as [times, B, ...]: the rows of each call of the scorer, filled up with zeros."""
             rows = np.zeros((times * groups, group, *x.shape[1:]), x.dtype)
             rows[:count, 0] = x
             return rows.reshape(times, groups * group, *x.shape[1:])
 
         def score(batch):
+            """f32[groups, C]: the logprobs of the first row of each group in a batch of B rows."""
             batch = batches.put_rows(batch, self.mesh)
             output = self.learner.scorer(params, batch, self.learner.pack(batch))
             return processes.fetch(output.logprobs)[::group]
@@ -195,7 +197,7 @@ class Probe(NamedTuple):
         return np.concatenate(scored)[:count]
 
     def _find_entries(self, probe, experience, examples, rollout):
-        """[Entry of each example with a right completion that is not in the probe yet], as many as have room."""
+        """[Entry of the first right completion of each example that is not in the probe yet], as many as have room."""
         shape, ids, size = (len(examples), -1), np.asarray(probe['ids']), int(probe['size'])
         correct, rewards = processes.fetch((experience.correct, experience.rewards))
         right = mark_right(correct.reshape(shape), rewards.reshape(shape))
@@ -233,14 +235,14 @@ def mark_right(correct: Float[np.ndarray, 'P G'], rewards: Float[np.ndarray, 'P 
 
 
 def shared_prefix_length(tokens: Int[np.ndarray, 'G C'], mask: Bool[np.ndarray, 'G C'], row: int) -> int:
-    """The longest prefix, in tokens, that a row shares with another row of its group; equal rows do not count."""
+    """How many first tokens row number `row` shares with another row of its group, at most; equal rows do not count."""
     same = (tokens == tokens[row]) & mask & mask[row]
     different = (same != mask[row]).any(1) | (mask != mask[row]).any(1)
     return int((np.cumprod(same, 1).sum(1) * different).max())
 
 
 def compare(probe: dict[str, Any], logprobs: Float[np.ndarray, 'n C']) -> dict[str, Any]:
-    """{metric: value} of the probe: means over the tokens of its entries, NaN without tokens.
+    """{metric: value} of the probe: mean logprobs of its entries' tokens, and their mean change; NaN without tokens.
 
     probe: the host arrays in TrainState.aux; logprobs: the policy's now, of n rows, whose first `size` are entries.
     """

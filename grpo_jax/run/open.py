@@ -1,6 +1,6 @@
 """Opens a Run from a config and a workdir, checks it, makes its parts, and records it in the workdir.
 
-The parts are its data sets, sampler, learner, weights and state. Only functions that make a part take the whole Run.
+The parts are data sets, sampler, learner, weights and state. Only functions that make a part take the whole Run.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ from grpo_jax.types import TrainState
 logger = logging.getLogger('grpo_jax')
 MAKING = 'branching'  # a folder in a branch's workdir that holds the branch until it is complete
 NOWHERE = os.path.join(os.devnull, 'nowhere')  # the workdir of a Run that has none; no file can lie there
-# files and folders that a run or a branch may write before config.json, without which a folder holds no run
+# files and folders that a run or a branch may write before config.json; a folder holds a run once config.json is there
 WRITTEN = (
     *(lock.FILE, MAKING, checkpoint.FOLDER, checkpoint.DAMAGED, checkpoint.COLD_START, checkpoint.BAD),
     *('model', 'data.json', steering.CONTENTS, steering.ENVIRONMENT, rows.EVENTS, 'programs.json', 'teacher.json'),
@@ -59,7 +59,7 @@ WRITTEN = (
 
 
 class Model(NamedTuple):
-    """The policy's model."""
+    """The policy's model: its config, tokenizer and files."""
 
     config: transformer.ModelConfig
     tokenizer: Any  # None where programs are only compiled, which do not depend on it
@@ -90,10 +90,10 @@ def open_training(
     examples: Mapping[str, Iterable] | Iterable | None = None,
     stores: bool = True,
 ) -> tuple[Run, data.Splits]:
-    """The Run of a training, whose rewards have been called once, and its splits.
+    """(Run, splits) of a training whose config, data and rewards were checked; the rewards were called on an example.
 
-    examples: rows by split, or those to learn from, in place of the config's data; stores: whether verdicts of
-    services are stored. Other arguments: as in open_run.
+    examples: rows by split, or rows to learn from, in place of the config's data; stores: whether verdicts of services
+    are stored. Other arguments: as in open_run.
     """
     with Checks(outer) as check:
         config = config if examples is None else make_python_config(config)
@@ -120,9 +120,9 @@ def open_run(
 ) -> Run:
     """The Run of a training in workdir, or the Run of its branch; writes nothing, compiles nothing, reads no data.
 
-    algorithm: in place of the config's; functions: reward functions by name; steered: allowed changes of the
-    config, and the branch, see train.run; outer: Checks that raise in place of these, and the Run may have UNMADE
-    parts then. Raises BadInput for all in the config that cannot work.
+    algorithm: in place of the config's; functions: reward functions by name; steered: allowed changes of the config,
+    and the branch, see train.run. Raises BadInput for all in the config that cannot work; outer: Checks that collect it
+    instead, so that the Run may have UNMADE parts.
     """
     steered = steered or Steering()
     with Checks(outer) as check:
@@ -174,10 +174,10 @@ def open_config(
     with Checks(outer) as check:
         if not workdir:
             check.keep(BadInput('--workdir', workdir, 'names no folder; name one'))
-            workdir = NOWHERE  # and not the folder in which the process is
+            workdir = NOWHERE  # '' would be the current folder
         check(_check_workdir, workdir)
         changes = check(steering.changes, workdir, check(recorded_form, config))
-        check(steering.check, changes, workdir, steered)  # first: another run's folder explains what else is wrong
+        check(steering.check, changes, workdir, steered)  # first: another run's folder may explain all other errors
         settings = Settings.from_config(config, check)
         source, columns = settings.model, settings.data.max_prompt_tokens + settings.sampling.max_tokens
         located = check(data.locate, settings.data, check(steering.recorded_origins, workdir) or origins)
@@ -185,7 +185,7 @@ def open_config(
         check(check_context, columns, model.folder)
         if settings.mesh is UNMADE or settings.mesh.get('data', 1):
             mesh = check(meshes.make, settings.mesh)
-        else:  # a mesh is chosen for all that it cuts
+        else:  # choosing a mesh needs all settings that it must divide
             mesh = UNMADE
         if mesh is not UNMADE or not any(part is UNMADE for part in (*settings, model)):
             chosen = check(open_mesh, settings, model.config, workdir, head)
@@ -193,7 +193,7 @@ def open_config(
             mesh = check(meshes.make, chosen.mesh)
         both = check(make_sides, settings.mesh, mesh, jax.devices())
         check(specs.params, check(lora.policy_table, model.config, source.lora), mesh)  # an axis may not divide
-        # else a checkpoint has the adapters
+        # a run with checkpoints reads its adapters there
         if source.lora.path and not (checkpoint.steps(workdir) or (steered and steered.branch)):
             check(peft.check, source.lora.path, model.config, source.lora)
         sampling = check(_add_tokens, settings.sampling, model, settings.data)
@@ -204,7 +204,7 @@ def open_config(
 
 
 def _check_workdir(workdir):
-    """Raises BadInput for a file, and for a folder without a run in which there is what no run writes."""
+    """Raises BadInput if workdir is a file, or a folder that holds no run but other things than a run writes."""
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise BadInput('--workdir', workdir, 'is a file; name a folder')
     names = [] if _is_begun(workdir) or not os.path.isdir(workdir) else os.listdir(workdir)
@@ -213,7 +213,7 @@ def _check_workdir(workdir):
 
 
 def _check_pending(workdir, recorded):
-    """Raises BadInput for amended shapes while the newest checkpoint has completions; recorded: the config as JSON."""
+    """Raises BadInput if the config, as JSON, amends shapes of completions that the newest checkpoint has pending."""
     for step in checkpoint.steps(workdir)[:1]:
         amended = steering.keys_amended_since(workdir, step, steering.changes(workdir, recorded))
         with contextlib.suppress(checkpoint.Damaged):  # the run says so, and goes on from an earlier one
@@ -221,7 +221,7 @@ def _check_pending(workdir, recorded):
 
 
 def _read_model(source, workdir, folder, changes, head):
-    """The Model of a ModelSource, whose weights fit where they are read. Arguments: as in open_config."""
+    """The Model of a ModelSource; BadInput where its weights are read and do not fit. Arguments: as in open_config."""
     saved = bool(checkpoint.steps(workdir))
     # weights are read at the first start, and with adapters, which leave them frozen, at each start
     reads_weights = folder is None and not source.random_init and (source.lora.rank or not saved)
@@ -237,7 +237,7 @@ def _read_model(source, workdir, folder, changes, head):
 
 
 def _add_tokens(sampling, model, options):
-    """The Sampling with the ids of a Model's tokenizer; without a budget of thinking where options.thinking is off."""
+    """The Sampling with token ids of a Model's tokenizer; options: DataOptions, with thinking 'off' no budget of it."""
     end = data.find_template_end(model.tokenizer, options.prompt_format)
     stop_tokens = hf.stop_tokens(model.folder, model.tokenizer, model.config.vocab_size, end and end.token)
     pad_token = stop_tokens[0] if model.tokenizer.pad_token_id is None else model.tokenizer.pad_token_id
@@ -252,7 +252,7 @@ def _is_begun(workdir):
 
 
 def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir: str, head: bool = False) -> Settings:
-    """The Settings with the run's mesh, which is chosen where mesh.data is 0; prints it, and which devices are idle.
+    """The Settings with the run's mesh, chosen where config.mesh.data is 0; prints it, and how many devices are idle.
 
     A run goes on with the mesh in its config.json while there are as many devices, unless config.mesh has an axis above
     1. Where no mesh over all devices divides the batch, one process takes as many devices as it can. head: as in
@@ -277,7 +277,7 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
             counts = [n for n in counts if count % n == 0]
         sizes = meshes.choose(section, model_config, counts, meshes.count_slices(devices), fits)
     if idle := count - math.prod(sizes.values()):
-        # what the first mesh over all devices lacks
+        # why the first mesh over all devices does not fit
         whole = next(iter(meshes.list_meshes(section, model_config, count)), sizes)
         shards = math.prod(whole[axis] for axis in ROW_AXES)
         wrong = ' and '.join(f'{name} = {number}' for name, number in dealt.items() if number % shards)
@@ -292,9 +292,9 @@ def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir
 def make_mesh_check(
     model_config: transformer.ModelConfig, adapters: lora.LoraOptions, teacher: str, dealt: Mapping[str, int]
 ) -> Callable[[Mapping[str, int]], bool]:
-    """Returns fits({axis: size}): whether a mesh divides the matrices of policy and teacher, and each count of `dealt`.
+    """Returns fits({axis: size}) -> bool: whether a mesh divides policy, teacher, and each count of `dealt` evenly.
 
-    teacher: its folder; a teacher that is not here counts as none.
+    teacher: its folder, '' without one; a folder that is not on this machine is not checked. dealt: of Settings.dealt.
     """
     tables = [lora.policy_table(model_config, adapters)]
     if os.path.isdir(teacher):
@@ -312,7 +312,7 @@ def make_mesh_check(
 
 
 def check_context(columns: int, folder: str, budget: str = 'rollout.max_tokens') -> None:
-    """Raises BadInput when `columns` tokens exceed the context of a folder's model; budget: a key for the message."""
+    """Raises BadInput if `columns` tokens exceed the context of a folder's model; budget: a key, for the message."""
     most = families.context_length(folder)
     if columns > most:
         remedy = f"is beyond the model's context of {most} positions; lower one"
@@ -322,8 +322,8 @@ def check_context(columns: int, folder: str, budget: str = 'rollout.max_tokens')
 def _check_model_path(changes, workdir, folder, random_init, steered):
     """Raises BadInput when model.path was changed and leads to another model than the run began with.
 
-    changes: of the config; folder: of the new path; random_init, steered: as in open_config. Files of config and
-    tokenizer are compared, and weights too until the run has a checkpoint.
+    changes: the config's; folder: the folder of the new path; random_init: config.model.random_init; steered: as in
+    open_config. Files of config and tokenizer are compared, and weights too until the run has a checkpoint.
     """
     change = next((change for change in changes if change.key == 'model.path'), None)
     if change is None:
@@ -386,7 +386,7 @@ def make_algorithm(config: Any, algorithm: Algorithm | None = None, outer: Check
 
 
 def _add_collection(algorithm, collection):
-    """The Algorithm with the choices of config.collection; raises BadInput where they contradict."""
+    """The Algorithm with the choices of config.collection; BadInput where it was given other choices of its own."""
     collected = {name: collection[name] for name in SECTIONS}
     for name, value in collected.items():
         given = getattr(algorithm, name)
@@ -396,7 +396,7 @@ def _add_collection(algorithm, collection):
 
 
 def make_whole_config(config: Any, algorithm: Algorithm | None = None) -> Any:
-    """A copy of a config with all numbers of its pieces, or with the section algorithm of a given Algorithm."""
+    """A copy of a config with the numbers of pieces in users' files, or with a given Algorithm in place of its own."""
     config = config.copy_and_resolve_references()
     if 'algorithm' not in config:  # which the settings refuse
         return config
@@ -407,7 +407,7 @@ def make_whole_config(config: Any, algorithm: Algorithm | None = None) -> Any:
 
 
 def make_python_config(config: Any) -> Any:
-    """A copy of a config whose data are rows from Python; options of `files`, which reads their columns, stay."""
+    """A copy of a config for rows that come from Python: its data set is `files`, whose options, if any, stay."""
     config = config.copy_and_resolve_references()
     with config.unlocked(), config.ignore_type():
         section = config.data
@@ -426,7 +426,7 @@ def open_changes(config: Any, workdir: str, algorithm: Algorithm | None = None) 
 
 
 def open_algorithm(run: Run, algorithm: Algorithm, outer: Checks | None = None) -> Run:
-    """The Run with an algorithm; BadInput for all that does not fit, and warnings of doubts. outer: as in open_run."""
+    """The Run with an Algorithm; BadInput for what does not fit it, warnings for doubts. outer: as in open_run."""
     settings, learning, model = run.settings, run.settings.learning, run.model
     section, shapes, lora_rank = settings.algorithm, settings.step_shapes(algorithm), settings.model.lora.rank
     kept = algorithm.keeps_reference or settings.log.kl_every > 0
@@ -466,7 +466,7 @@ def open_algorithm(run: Run, algorithm: Algorithm, outer: Checks | None = None) 
 
 
 def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm: Algorithm):
-    """Raises BadInput for a loss of whole groups when groups of unequal sizes may be cut, or have no common size."""
+    """Raises BadInput for a loss over whole groups, where `allocation` gives them unequal sizes or updates cut them."""
     if allocation == 'equal':
         return
     if 'group_ids' in algorithm.reads:
@@ -483,7 +483,7 @@ def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm
 
 
 def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunctions, algorithm: Algorithm):
-    """Raises BadInput where the algorithm reads verdicts or steps that no reward gives, or not what is shaped."""
+    """Raises BadInput where the algorithm reads verdicts or step rewards that none gives, or skips a shaped reward."""
     reads, name = algorithm.advantage_reads, pieces.name_of(algorithm.advantage)
     if algorithm.needs_steps and not functions.steps:
         remedy = f'is empty, and advantage {name} needs rewards of steps; name a reward that has them, like calculator'
@@ -509,9 +509,9 @@ def _check_rewards(options: rewards.RewardOptions, functions: rewards.RewardFunc
 
 
 def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.Dataset:
-    """The tokenized Dataset of a split, 'train' or 'test'. Without a test split it is the train split, with a warning.
+    """The tokenized Dataset of a split, 'train' or 'test'; the train split, with a warning, if there is no test split.
 
-    train: the split train, if it is read already.
+    train: the train split, if it was read already.
     """
     options = run.settings.data
     # where the rewards were refused, nobody knows which rows need an answer
@@ -522,16 +522,16 @@ def open_split(run: Run, split: str, train: data.Dataset | None = None) -> data.
     except data.MissingSplit as missing:
         if split == 'train':
             raise
-        where = '' if options.test_split in ('', 'test') else f' ({missing})'  # which nobody has named
+        where = '' if options.test_split in ('', 'test') else f' ({missing})'  # a default, which no user has chosen
         remedy = 'Set data.held_out=0.05, or name a split or file in data.test_split'
         logger.warning('no test split: evaluations are of prompts of the train split%s. %s', where, remedy)
     return train or open_split(run, 'train')
 
 
 def open_splits(run: Run, outer: Checks | None = None) -> data.Splits:
-    """The train and test splits; raises BadInput when they share most test prompts.
+    """The train and test splits; raises BadInput when most test prompts are in the train split too.
 
-    outer: as in open_run; the splits are UNMADE where the Run's data or tokenizer are.
+    outer: as in open_run; the splits are UNMADE where the Run's data options or model are.
     """
     with Checks(outer) as check:
         readable = UNMADE if UNMADE in (run.settings.data, run.model) else run
@@ -559,7 +559,7 @@ def make_run_learner(run: Run, aux: dict[str, Any]) -> Learner:
 
 
 def make_run_sampler(run: Run, shapes: Shapes, greedy: int = 0, carried: int = 0) -> Sampler:
-    """The sampler of a Run for these shapes, see make_sampler; the last `greedy` completions of a prompt are greedy."""
+    """The Sampler of a Run for these Shapes; a prompt's last `greedy` completions are greedy. See make_sampler."""
     sampling, vocab_size = run.settings.sampling._replace(greedy=greedy), run.model.config.vocab_size
     automata = stops.abstract_automata(sampling, vocab_size)  # only shapes, which do not depend on the tokenizer
     if run.model.tokenizer is not None:
@@ -625,14 +625,15 @@ def make_whole_policy(run: Run, trained: Any, path: str, workdir: str = '') -> A
 def open_state(
     run: Run, checkpoints: Any, abstract: TrainState, initial: Callable[[Any], TrainState] | None = None
 ) -> TrainState | None:
-    """The TrainState that a Run resumes from, of its newest sound checkpoint; None without checkpoints.
+    """The TrainState of the newest sound checkpoint, from which a Run resumes; None without checkpoints.
 
     checkpoints: a CheckpointManager; abstract: ShapeDtypeStructs with the state's shardings; initial(trained
-    parameters): a first state, whose parts replace the checkpoint's when their config keys were amended since, or
+    parameters) -> a first state: its parts replace the checkpoint's if their config keys were amended since, or if
     config.log keeps other parts now. Raises BadInput as checkpoint.restore does. All processes must call it.
     """
 
     def read(path, abstract):
+        """The TrainState in a checkpoint's folder, with initial values in parts that amendments or logging reset."""
         if initial is None:
             return checkpoint.read_tree(path, abstract)
         changes = steering.changes(run.workdir, run.settings.recorded) + run.contents.changes
@@ -661,7 +662,7 @@ def refuse_fewer_steps(steps: int, done: int) -> None:
 def make_workdir(run: Run, step: int | None, folder: str = '') -> None:
     """Records a Run in its workdir: environment, model's config and tokenizer, data, pieces, amendments, config.json.
 
-    step: from which the run goes on, for the events of amendments; folder: in place of the workdir. Call it after
+    step: the step that the run goes on from, for events; folder: written to in place of the workdir. Call it after
     all checks, so that a refused config changes nothing. config.json is written last: without it a folder holds no run.
     Raises CannotWrite when the disk refuses a file.
     """

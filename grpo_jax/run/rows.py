@@ -42,7 +42,7 @@ def recorded_events(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def drop_events(workdir: str | os.PathLike, first_step: int) -> None:
-    """Removes events of first_step and later steps, which will be repeated; LASTING events stay."""
+    """Removes from events.jsonl the events of first_step and later steps, which will be repeated, but LASTING ones."""
     path = os.path.join(workdir, EVENTS)
     if os.path.exists(path) and processes.is_first():
         rows = [(line, json.loads(line)) for line in _read_event_lines(workdir)]
@@ -167,8 +167,8 @@ def rollout_rows(
 def describe_reward(row: Mapping[str, Any]) -> str:
     """The reward of a dumped completion in words, like '0.4 = numeric 1 + 0.5 x overlong -1.2, right'.
 
-    row: of rollout_rows. A single term of weight 1 is left out, and so is a verdict that the reward says too. What was
-    learned from in place of the reward is named.
+    row: a row of rollout_rows. A single term of weight 1 is left out, and so is a verdict that equals the reward. Where
+    the algorithm learned from other values than the reward, these are named.
     """
     reward = row.get('reward')
     text = 'no reward' if reward is None else f'{reward:.3g}'
@@ -197,6 +197,7 @@ def token_texts(tokenizer: Any, completions: Sequence[np.ndarray]) -> list[list[
     before = tokenizer.encode('a', add_special_tokens=False)
 
     def decode(runs):
+        """The text of each run of tokens as it stands inside a completion, with its blank at the start."""
         start, *texts = (exact_text(tokenizer, run) for run in [before, *([*before, *run] for run in runs)])
         alone = [text if text.startswith(start) else None for text in texts]
         return [

@@ -101,7 +101,7 @@ class Evaluation(NamedTuple):
     max_tokens: Natural = 0  # budget of a completion in evaluations; 0: rollout.max_tokens
 
     def sampling(self, rollouts: Sampling) -> Sampling:
-        """The Sampling of evaluations, given the rollouts'."""
+        """The Sampling of evaluations: the rollouts', with this section's numbers where they are not 0."""
         own = {name: getattr(self, name) for name in ('temperature', 'top_p', 'max_tokens')}
         return rollouts._replace(**{name: value for name, value in own.items() if value})
 
@@ -140,7 +140,7 @@ class LogOptions(NamedTuple):
 
     @classmethod
     def from_config(cls, section, unverified: bool = False):
-        """LogOptions of config.log; unverified: of the RewardOptions. BadInput for values out of range."""
+        """LogOptions of config.log; unverified: RewardOptions.unverified. Raises BadInput for values out of range."""
         options = cls(**ranges.read_section(cls, section, 'log'), tracking=Tracking.from_config(section))
         return options if options.kl_every >= 0 else options._replace(kl_every=KL_EVERY if unverified else 0)
 
@@ -148,7 +148,7 @@ class LogOptions(NamedTuple):
 class Keys(NamedTuple):
     """Every key of a config with its default. A section's keys are the fields of its options type.
 
-    A field without a Kind has its section's. config.algorithm also has the numbers of all pieces.
+    A field without a Kind has the Kind of its section. config.algorithm also has the numbers of all pieces.
     """
 
     seed: Seed = 0  # of sampling noise, data order and random initialization
@@ -186,14 +186,14 @@ def default_config() -> dict[str, Any]:
 
 
 class _AnySection(type):
-    """The type of Options, in whose place any ConfigDict may be set."""
+    """The metaclass of Options: every ConfigDict counts as an instance, so that ConfigDict lets one be set there."""
 
     def __instancecheck__(cls, instance):
         return isinstance(instance, ConfigDict)
 
 
 class Options(ConfigDict, metaclass=_AnySection):
-    """A section whose keys its reader declares: a key is made where it is set, and judged when the config is read."""
+    """A section of a config in which any key may be set; keys are checked later, by the code that reads the section."""
 
     def lock(self):
         """Does nothing: keys can always be made."""
@@ -201,7 +201,7 @@ class Options(ConfigDict, metaclass=_AnySection):
 
 
 class RewardSections(Options):
-    """config.reward.options: the section of a reward is made where it is named, as in options.brevity.scale = 0.05."""
+    """config.reward.options: naming a reward makes its section, so that options.brevity.scale = 0.05 works at once."""
 
     def __getattr__(self, name):
         if not name.startswith('_') and name not in self:
@@ -209,7 +209,7 @@ class RewardSections(Options):
         return super().__getattr__(name)
 
     def update_from_flattened_dict(self, flattened_dict, strip_prefix=''):
-        """As ConfigDict's, which requires that sections are there."""
+        """Makes the sections of rewards that are not there yet, then does what ConfigDict's method does."""
         for key in flattened_dict:
             if key.startswith(strip_prefix):
                 getattr(self, key.removeprefix(strip_prefix).partition('.')[0])
@@ -217,9 +217,9 @@ class RewardSections(Options):
 
 
 def lock(config: Any) -> Any:
-    """The config, in which a new key is an error where it is set, unless others declare it.
+    """Locks a config, so that setting an unknown key is an error at once, and returns it.
 
-    They are options of data sets and rewards, and numbers of an algorithm's pieces in files.
+    New keys can still be set as options of data sets and rewards, and as numbers of pieces in users' files.
     """
     config.algorithm = Options(config.algorithm)
     config.data.options = Options(config.data.options)
@@ -229,7 +229,7 @@ def lock(config: Any) -> Any:
 
 
 def kind_of(key: str) -> Kind:
-    """The Kind of a dotted key: its field's, else the innermost section's that has one, else FIXED.
+    """The Kind of a dotted key: from its field, else from the innermost section around it with a Kind, else FIXED.
 
     Options of this package's rewards have the Kind of their declaration; PATH_OPTIONS are PATH.
     """
@@ -303,9 +303,9 @@ class Settings(NamedTuple):
         return self.shapes(self.data.prompts_per_step * self.group_size // size, size)
 
     def dealt(self, labels: bool = False) -> dict[str, int]:
-        """{name: count} of the prompts and rows that are dealt to devices, whose number each must divide.
+        """{name: count} of prompts and rows that are dealt evenly to the devices, so that their number divides each.
 
-        labels: whether a reward model is trained on labels, and no policy.
+        labels: whether a reward model is trained on labels, in place of a policy.
         """
         learning = self.learning
         if labels:
@@ -322,14 +322,17 @@ class Settings(NamedTuple):
         return self._replace(mesh=config.mesh, config=config)
 
     def with_rows(self, examples: Mapping[str, Iterable] | Iterable | None) -> 'Settings':
-        """The Settings of a config of make_python_config with these rows as data; the same where they are None."""
+        """The Settings, of a config of make_python_config, with rows from Python as data; unchanged for None."""
         if examples is None:
             return self
         given = {**self.data.options, 'folder': list_rows(examples)}
         return self._replace(data=self.data._replace(options=given))
 
     def with_steps(self, rows: int, algorithm: Algorithm) -> 'Settings':
-        """The Settings with the steps of data.epochs passes over `rows` prompts, also in the config; the same for 0."""
+        """The Settings, and their config, with the steps that data.epochs passes over `rows` prompts take.
+
+        They are unchanged where data.epochs is 0.
+        """
         if not self.data.epochs:
             return self
         reads = algorithm.source in READ_FROM_DATA
@@ -340,7 +343,7 @@ class Settings(NamedTuple):
         return self._replace(steps=config.steps, config=config)
 
     def find_unread(self, algorithm: Algorithm, functions: RewardFunctions) -> dict[str, str]:
-        """{dotted key that nothing in such a training reads: what would read it}."""
+        """{dotted key of the config that nothing in this training reads: in words, what would read it}."""
         sections = {'rollout': self.sampling, 'reward': self.rewards, 'learner': self.learning}
         owners = self._asdict() | sections | {'algorithm': algorithm, 'functions': functions}
         readers = {
@@ -352,7 +355,7 @@ class Settings(NamedTuple):
         return unread
 
     def supervised_sizes(self) -> tuple[Shapes, Learning]:
-        """(Shapes, Learning) of a supervised update, on demonstrations."""
+        """(Shapes, Learning) of an update on supervised.batch demonstrations, which are one microbatch."""
         plain = dict(epochs=1, minibatches=1, microbatches=1, temperature=1.0, critic_warmup=0)
         learning = self.learning._replace(**plain, old_logprobs='forward')  # nothing was sampled
         # demonstrations share no prompts, and short ones would leave much of packed rows empty
@@ -365,7 +368,7 @@ class Settings(NamedTuple):
     def from_config(cls, config, outer: Checks | None = None):
         """Settings of a config. Raises BadInput for all values that cannot work with any model.
 
-        outer: Checks that raise in place of these; sections that were refused are UNMADE then.
+        outer: Checks that collect what is refused, so that it is not raised here; refused sections are UNMADE then.
         """
         ranges.check_finite(config)
         keys = ranges.keys_of(Keys)
@@ -422,7 +425,7 @@ class Settings(NamedTuple):
 
 
 def _read_key(config, name, annotation):
-    """A config's value of a key of Keys; BadInput for what is wrong in it, see ranges.checked."""
+    """The value of the config's key `name`, checked by the annotation of its field in Keys; else raises BadInput."""
     (value,) = ranges.take(config, [name]).values()
     if name == 'mesh':
         meshes.check(value)  # an axis may be absent
@@ -434,14 +437,14 @@ def _read_key(config, name, annotation):
 
 
 def _check_evaluation(evaluation, checkpoint, sampling):
-    """Raises BadInput for a temperature or budget with which evaluations cannot sample, and a best one of none."""
+    """Raises BadInput if evaluations cannot sample with their temperature or budget, or checkpoint.best has none."""
     if 0 < evaluation.temperature < 0.01:
         raise BadInput('evaluation.temperature', evaluation.temperature, 'must be 0 or at least 0.01; raise it')
     if 0 < evaluation.max_tokens <= max(sampling.thinking_tokens, sampling.min_tokens - 1):
         remedy = 'must exceed rollout.thinking_tokens, and not be below rollout.min_tokens; raise it'
         raise BadInput('evaluation.max_tokens', evaluation.max_tokens, remedy)
     if checkpoint.best and not evaluation.every:
-        remedy = 'is a figure of evaluations, and evaluation.every = 0 has none on the way; set it'
+        remedy = 'compares evaluations during the run, and evaluation.every = 0 makes none; set evaluation.every'
         raise BadInput('checkpoint.best', checkpoint.best, remedy)
 
 

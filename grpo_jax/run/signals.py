@@ -48,7 +48,7 @@ class Signals:
         _underway.remove(self)
 
     def step(self, name: str) -> None:
-        """Starts the timer of a step, whose name a hang prints; stops the timer of the step before."""
+        """Starts the timer that ends the process if step `name` hangs; stops the timer of the step before."""
         self._disarm()
         if self._limit:
             self._timer = threading.Timer(self._limit, _end_hung_process, (name, self._limit))
@@ -56,6 +56,7 @@ class Signals:
             self._timer.start()
 
     def _disarm(self):
+        """Stops the timer of the step before."""
         if self._timer:
             self._timer.cancel()
 
@@ -65,7 +66,7 @@ class Signals:
         self._before = {}
 
     def _stop(self, number, _):
-        """Handles the first signal: sets `stopping`, and restores the earlier handlers, which a second signal meets."""
+        """Handles the first signal: sets `stopping`, and restores the earlier handlers for a second signal."""
         self.stopping = True
         self._restore()
         # on another thread, since this one may be printing and hold the console's lock
@@ -82,9 +83,8 @@ class SignalThread:
         os.set_blocking(self._writer, False)
         self._before = _set_handlers(self._handle_without_run)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        os.register_at_fork(
-            after_in_child=lambda: signal.set_wakeup_fd(-1)
-        )  # a forked child must not write its signals here
+        # a forked child must not write its signals here
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         threading.Thread(target=self._listen, args=[reader], name='signals', daemon=True).start()
 
     def close(self) -> None:

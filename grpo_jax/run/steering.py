@@ -1,8 +1,8 @@
 """Which config keys may change in a started run; refuses other changes, and records changes, environment and data.
 
-A FREE key may change, and floats differ at most in their last bits. An AMENDABLE key may change with --amend, and the
-change is recorded in events.jsonl. A FIXED key may change only in a branch. An INHERITED key never changes. What the
-data and the user's files hold is AMENDABLE too, though no key says it.
+A FREE key may change, and results differ at most in the last bits of floats. An AMENDABLE key may change with --amend,
+and the change is recorded in events.jsonl. A FIXED key may change only in a branch. An INHERITED key never changes. The
+contents of data and users' files have no key; their changes are AMENDABLE too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -59,9 +59,9 @@ class Change(NamedTuple):
     def kind(self) -> Kind:
         """The Kind of the change, never PARTS: new weights of the same rewards are AMENDABLE, other rewards FIXED.
 
-        Another file with a piece is PATH: `piece_changes` compares its content.
+        Another file for an algorithm's piece is PATH, since `piece_changes` compares the contents.
         """
-        if self.key.startswith((OF_CONTENTS, OF_CONFIG)):  # a config's values have their own
+        if self.key.startswith((OF_CONTENTS, OF_CONFIG)):  # changed values of a config are Changes of their own
             return Kind.AMENDABLE if self.key.startswith(OF_CONTENTS) else Kind.FREE
         if self.key == 'data.options.sources' and _weights_in(self.old) != _weights_in(self.new):
             return Kind.FIXED
@@ -106,8 +106,8 @@ def value_of(tree: Any, key: str) -> Any:
 def changes(workdir: str | os.PathLike, recorded: Mapping[str, Any]) -> tuple[Change, ...]:
     """The Changes from a workdir's config.json to the config `recorded`, a dict as JSON has it; () without the file.
 
-    What `recorded` leaves open is no change, since config.json has what was chosen: a mesh with data 0, and the steps
-    where data.epochs sets them.
+    The mesh where mesh.data is 0, and the steps where data.epochs sets them, are no changes: config.json has the values
+    that the run chose, and `recorded` leaves them open.
     """
     if (old := recorded_config(workdir)) is None:
         return ()
@@ -126,7 +126,7 @@ def recorded_config(workdir: str | os.PathLike) -> dict[str, Any] | None:
 def piece_changes(workdir: str | os.PathLike, pieces: Mapping[str, Any]) -> list[Change]:
     """The Changes from a workdir's pieces.json to the pieces of the algorithm that is to run; [] without the file.
 
-    pieces: see algorithms.describe_pieces. A piece of another source is a Change, a file that was moved is none.
+    pieces: see algorithms.describe_pieces. A piece whose source differs is a Change, a file that was moved is not.
     """
     return list(differences(recorded_pieces(workdir), pieces_in_words(pieces))) if recorded_pieces(workdir) else []
 
@@ -141,7 +141,7 @@ def recorded_pieces(workdir: str | os.PathLike) -> dict[str, str]:
 
 
 def pieces_in_words(pieces: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[str, str]:
-    """{config key: the names of its pieces}, a user's with its file or module and its digest's first 12 digits."""
+    """{config key: the names of its pieces}; a user's piece also has its file or module and 12 digits of its digest."""
 
     def in_words(name, file='', module='', sha256='', **_):
         return f'{name} of {os.path.basename(file) or module}, sha256 {sha256[:12]}' if sha256 else name
@@ -156,10 +156,10 @@ def read_contents(
     functions: Mapping[str, Callable] | None = None,
     steered: Steering | None = None,
 ) -> Contents:
-    """The Contents of splits by name, of the files that a config names with all that they import, and of functions.
+    """The Contents of a run's splits, of the users' files that its config names or they import, and of `functions`.
 
-    recorded: the config; functions: rewards by name. Raises BadInput where the workdir's run has seen others: with a
-    changed path as for any fixed key, else unless `steered` amends them.
+    recorded: the config as JSON has it; splits: by name; functions: rewards by name. Raises BadInput where the run in
+    workdir had other contents, unless `steered` amends them; other data behind a changed path are always refused.
     """
     named = (name if name.endswith('.py') else name.rpartition(':')[0] for name in name_files(recorded))
     own, configs = (
@@ -198,8 +198,8 @@ def contents_changes(
 ) -> tuple[Change, ...]:
     """The Changes from a workdir's contents.json to `recorded`, a Contents' digests; () without the file.
 
-    splits: Examples by split, whose Changes say what has changed in them. Files are compared by name, so that one that
-    was moved is no Change; one that came or went is a Change of the file that imports it, or of the config.
+    splits: Examples by split, so that a split's Change says what differs in them. Files are compared by name: a moved
+    file is no Change. A new or missing file shows as a Change of the file that imports it, or of the config.
     """
     path, changed = os.path.join(workdir, CONTENTS), []
     if not recorded or not os.path.exists(path):
@@ -223,12 +223,12 @@ def contents_changes(
 
 
 def _in_words(contents):
-    """A split's Contents as a Change has them."""
+    """A split's data.Contents in words, for a Change: how many rows, and a hash."""
     return f'{contents.rows} rows, sha256 {compiled.short_hash(repr(contents))[:12]}'
 
 
 def _digests_by_name(digests):
-    """{a file's name, without its folder: the first digits of its digest, or of all digests of files of this name}."""
+    """{a file's name, without its folder: first digits of its digest}; files of one name have theirs side by side."""
     names = sorted((os.path.basename(path), sha256[:12]) for path, sha256 in digests.items())
     return {name: ' '.join(sha256 for other, sha256 in names if other == name) for name, _ in names}
 
@@ -259,7 +259,7 @@ def check(changed: Sequence[Change], workdir: str, steering: Steering | None) ->
 def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -> None:
     """Raises BadInput that names the changes and what the user can do. workdir, steering: as in `check`.
 
-    With a change that a run cannot go on with, the workdir holds another run.
+    The message says that workdir holds another run, unless --amend would allow all the changes.
     """
     if any(change.key == 'data.options.folder' and change.old == data.PYTHON for change in changed):
         remedy = 'go on with train.run(config, workdir, examples=...) and the same rows, or use another --workdir'
@@ -289,10 +289,11 @@ def refuse(changed: Sequence[Change], workdir: str, steering: Steering | None) -
 def refuse_unread(
     unread: Mapping[str, str], recorded: Mapping[str, Any], defaults: Mapping[str, Any], workdir: str, flags: Set[str]
 ) -> None:
-    """Raises BadInput for each key that a flag gives and nothing reads; names such keys of the config in a warning.
+    """Raises BadInput for keys that flags give and nothing reads; warns of keys in the config that nothing reads.
 
-    unread: see Settings.find_unread; recorded, defaults: the config, and that of configs/default.py, as JSON has them;
-    flags: the keys that flags give. A flag that gives the default, or what the run in workdir has, is warned of alone.
+    unread: see Settings.find_unread; recorded, defaults: the config and the one of configs/default.py, as JSON has
+    them; flags: the keys that flags give. A flag with the default, or the value of the run in workdir, is only warned
+    of.
     """
     begun = os.path.exists(os.path.join(workdir, 'config.json'))
     changed = {change.key for change in changes(workdir, recorded)} if begun else flags
@@ -310,9 +311,9 @@ def refuse_unread(
 
 
 def record(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> None:
-    """Appends an event `amended` for each amendable change, in the first process, before config.json is written.
+    """Appends an event `amended` for each amendable change, in the first process; call it before writing config.json.
 
-    Earlier amendments whose config.json was not written, because of a crash, are dropped first.
+    Events of earlier amendments that a crash kept out of config.json are removed first.
     """
     if not processes.is_first():
         return
@@ -325,7 +326,7 @@ def record(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> 
 
 
 def valid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Rows of events.jsonl, without amendments that config.json (`config`) lacks because of a crash between the two."""
+    """Rows of events.jsonl, without amendments that a crash kept out of config.json; config: what config.json has."""
     valid, settled = [], set()
     for row in reversed(rows):
         if row['event'] == 'amended' and row['key'] not in settled and not row['key'].startswith(OF_CONTENTS):
@@ -337,17 +338,17 @@ def valid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> 
 
 
 def keys_amended_since(workdir: str | os.PathLike, step: int, changed: Sequence[Change]) -> set[str]:
-    """The keys whose amendments a step's checkpoint lacks: amended at the step or later, or amendable in `changed`."""
+    """The keys that were amended after a step's checkpoint: at the step or later by events, or in `changed`, now."""
     rows = valid_rows(recorded_events(workdir), recorded_config(workdir) or {})
     keys = {row['key'] for row in rows if row['event'] == 'amended' and row['step'] >= step}
     return keys | {change.key for change in changed if change.kind == Kind.AMENDABLE}
 
 
 def check_programs(workdir: str, recorded: Mapping[str, Any], programs: Mapping[str, Any]) -> None:
-    """Compares the programs of two starts in workdir, this one and the last, if settings and environment are the same.
+    """Compares this start's programs with the last start's in workdir, if settings and environment are the same.
 
-    recorded: the config; programs: Executables by name. Raises BadInput when the run has a user's pieces, since code
-    that they call may have changed; warns when it has none, or the clone of grpo_jax has edits.
+    recorded: the config; programs: Executables by name. If they differ, code outside the config has changed: raises
+    BadInput where the run has users' pieces, which may call it; warns where it has none, or grpo_jax has edits.
     """
     path, entries = os.path.join(workdir, 'programs.json'), recorded_environments(workdir)
     if not (os.path.exists(path) and entries) or changes(workdir, recorded):

@@ -37,15 +37,11 @@ NAMES = ('wandb', 'trackio')  # names of modules and of this package's extras
 TRACKED = ranges.ReadWith('log.tracking.trackers', words='log.trackers')
 IDS_FILE = 'trackers.json'  # in a workdir: the id of its run, the same in all trackers
 LOGIN_SECONDS = 30  # seconds that wandb waits for a person to type a key
-FILES = (
-    'metrics.jsonl',
-    'timings.jsonl',
-    'evaluations.jsonl',
-)  # one row for each step or evaluation; a full disk stops the run
+FILES = 'metrics.jsonl', 'timings.jsonl', 'evaluations.jsonl'  # a row a step or evaluation; a full disk stops the run
 
 
 class Dropped:
-    """Counts what a full disk made a run drop, by kind: the name of a folder or file in the workdir."""
+    """Counts what a run could not write on a full disk, by kind: the name of a file or folder in the workdir."""
 
     def __init__(self, workdir: str):
         self._workdir = workdir
@@ -114,7 +110,7 @@ class Board:
         self._write(step, [summary.text(name, '\n'.join(lines))])
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes histograms of the reward, length and advantage in `rows`, of rollout_rows, and SAMPLES completions."""
+        """Writes histograms of reward, length and advantage of rows of rollout_rows, and SAMPLES completions."""
         from tensorboardX import summary
 
         summaries = []
@@ -136,7 +132,7 @@ class Board:
             self._file.close()
 
     def _write(self, step, summaries):
-        """Appends summaries of a step to the event file, made at the first call; all, or none with OSError."""
+        """Appends summaries of a step to the event file, which the first call makes; all, or none and an OSError."""
         events = [*self._begin, *(self._event(step=step, summary=value) for value in summaries)]
         if self._file is None:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
@@ -202,7 +198,7 @@ class Trackers:
     def __init__(
         self, workdir: str, tracking: Tracking, config: Mapping[str, Any], first_step: int, logged: Mapping[str, int]
     ):
-        """first_step: the step that the run goes on with; logged: `last_steps` before the files were cut to it."""
+        """first_step: the step that the run goes on with; logged: the last_steps before files were cut to this step."""
         self._workdir, self._tracking, self._config, self._logged = workdir, tracking, config, logged
         self._first_step, self._events = first_step, 0
         self._runs: dict[str, Any] = {}
@@ -251,6 +247,7 @@ class Trackers:
             sys.excepthook = hook  # wandb replaces it
 
     def _log(self, step, values):
+        """Logs {name: value} of a step to each tracker."""
         for name, run in [*self._runs.items()]:
             self._attempt(name, step, lambda run=run: run.log(dict(values), step=step))
 
@@ -364,7 +361,7 @@ class Writer:
         self._steps.advance(step + 1, *([] if self._shown else [f'step {step}']), *cells)  # its number in the files
 
     def stage(self, name: str) -> None:
-        """Shows the stage of the step that begins."""
+        """Shows the name of the step's stage that begins."""
         self._steps.enter(name)
 
     def sampling(self, tokens: int, live: int, slots: int) -> None:

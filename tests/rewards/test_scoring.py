@@ -14,6 +14,7 @@ import pytest
 from grpo_jax import rewards
 from grpo_jax.configs import default
 from grpo_jax.errors import BadInput
+from grpo_jax.rewards import gold
 from grpo_jax.types import Example
 
 
@@ -218,7 +219,7 @@ def test_a_reward_may_ask_which_step_it_is(tmp_path):
     (tmp_path / 'mine.py').write_text('def late(completion, *, step):\n    return float(step > 3)\n')
     functions = {'of_all': lambda completions, *, step: [float(step)] * len(completions)}
     made = make((f'{tmp_path}/mine.py:late', 1.0), ('of_all', 1.0), functions=functions, verifier='late')
-    rewards.try_out(made, [example('1')])
+    gold.try_out(made, [example('1')])
     for step, expected in ((None, [0.0, 0.0]), (4, [1.0, 4.0])):
         told = rewards.compute_rewards(made._replace(step=step), [example('1')], ['a'], [False], [1])
         assert [float(values[0]) for values in told.parts.values()] == expected
