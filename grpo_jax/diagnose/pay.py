@@ -124,7 +124,7 @@ def flaky_reward(rows: Rows, context: Context) -> Sign | None:
 
 
 def falling_evaluation(rows: Rows, context: Context) -> Sign | None:
-    """A Sign if pass@1 on held-out prompts has fallen, and the policy's reward in training, if that is known, has not."""
+    """A Sign if pass@1 on held-out prompts has fallen, and the reward in training, if it is the policy's, has not."""
     fall = _find_fall(context)
     if fall is None:
         return None
