@@ -169,8 +169,9 @@ def test_a_step_of_training_has_a_line_and_the_end_repeats_none(screen):
     assert [text.split(',')[0] for text in screen.texts] == [f'train: {n} of 60' for n in range(13, 61)] + [
         'train: 60 of 60 in 24 s'
     ]
-    # after 0.5 s of one step, 47 more take 23.5
-    assert screen.texts[0] == 'train: 13 of 60, reward 0.12, 24 s left'
+    # one short step tells nothing of the others; after 1 s of two steps, 46 more take 23
+    assert screen.texts[0] == 'train: 13 of 60, reward 0.12, 0.5 s so far'
+    assert screen.texts[1] == 'train: 14 of 60, reward 0.13, 23 s left'
 
 
 def test_a_line_leaves_out_the_last_cells_that_have_no_room():

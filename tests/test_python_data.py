@@ -64,6 +64,10 @@ def test_examples_and_columns_of_other_names_are_taken(tmp_path):
     fields = {'folder': '', 'prompt_field': 'q', 'answer_field': 'x.gold'}
     _, splits = opened(tmp_path / 'run', renamed, data__name='files', data__options=fields)
     assert splits.test.examples[1].answer == '5'
+    of_sums = tiny_run.config().data.options.to_dict()  # a config of sums, to which options of files were added
+    for options in (fields | of_sums, of_sums | fields):
+        _, splits = opened(tmp_path / 'run', renamed, data__options=options)
+        assert splits.test.examples[1].answer == '5'
 
 
 def test_a_run_goes_on_with_the_same_rows_alone(tmp_path, monkeypatch):

@@ -31,11 +31,19 @@ def truncation(rows: Rows, context: Context) -> Sign | None:
     answer = 'grown' if first and now and now >= GROWN * first else ''
     if answer and min(shares) >= ALL:
         answer = 'endless'
+    elif answer and context.source == 'policy' and not _is_paid_better(rows[:1], recent):
+        answer = 'broken'
     return Sign(
         f'{shares[-1]:.0%} of the completions are cut off by the budget',
         f'truncated {shares[0]:.2f} to {shares[-1]:.2f} in {format_steps(recent)}, at {context.max_tokens} tokens',
         answer,
     )
+
+
+def _is_paid_better(before, now):
+    """Whether the mean reward of later rows is above the mean reward of earlier ones; True where one is unknown."""
+    old, new = average(before, 'reward'), average(now, 'reward')
+    return old is None or new is None or new > old
 
 
 def repetition(rows: Rows, context: Context) -> Sign | None:
@@ -114,6 +122,10 @@ MONITORS = (
                 'completions have grown while the policy learned, and to be cut off costs them nothing',
                 '{amend_paid} --config.reward.truncated_reward=-0.5',
                 '--amend --config.optimizer.learning_rate={lower_rate}',
+            ),
+            'broken': Answer(
+                'completions have grown and are paid no better than at the start: the updates have broken the policy',
+                '--workdir=NEW --config.optimizer.learning_rate={lower_rate}',
             ),
             'endless': Answer(
                 'no completion ends any more, so that none can be paid for its end: the learning rate is too high',

@@ -118,7 +118,8 @@ def _as_python(remedy, folder):
         steering = ', steering=Steering(amend=True)'
     elif '--branch=DIR' in remedy:
         steering = f', steering=Steering(branch={new!r})'
-    return '; '.join([*lines, f'train.run(config, {where}{steering})'])
+    begin = ['from grpo_jax.run.steering import Steering'] * bool(steering)
+    return '; '.join([*begin, *lines, f'train.run(config, {where}{steering})'])
 
 
 def _new_folder(folder):

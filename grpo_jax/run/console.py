@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 EVERY = 60.0  # seconds between two lines about an activity that lasts
 SHORT = 1.0  # seconds before an activity has its first line
 RENEWED = 0.25  # seconds between two updates of the bars
+SLOW = 5.0  # seconds; a first item that took less tells nothing of the others, since much begins with it
 TRIFLE = 0.1  # seconds; a shorter activity has no line at its end
 LINES = 10  # further lines about an activity of many steps
 BAR = 24  # columns of a bar
@@ -204,7 +205,7 @@ def _time_text(activity):
     """The time left of an activity with even steps, or else the time so far, in words."""
     took = time.monotonic() - activity.began
     advanced = activity.done - activity.first
-    if advanced and activity.even:
+    if activity.even and (advanced > 1 or (advanced and took >= SLOW)):
         return f'{duration(took / advanced * (activity.total - activity.done))} left'
     return f'{duration(took)} so far'
 

@@ -187,7 +187,10 @@ class Shell:
         writer = None
         if processes.is_first():
             if first:
-                end = f'finished after {steps} steps; raise steps to go on'
+                ends = {'train': '; raise steps to go on', 'cold start': ''}.get(
+                    title, '; raise supervised.updates to go on'
+                )
+                end = f'finished after {steps} steps{ends}'
                 console.print(f'{title}: {f"goes on after {first} of {steps} steps" if first < steps else end}')
             writer = self._stack.enter_context(
                 Writer(self._workdir, first, steps, title, shown, settings.log.tracking, settings.config.to_dict())

@@ -407,11 +407,16 @@ def make_whole_config(config: Any, algorithm: Algorithm | None = None) -> Any:
 
 
 def make_python_config(config: Any) -> Any:
-    """A copy of a config for rows that come from Python: its data set is `files`, whose options, if any, stay."""
+    """A copy of a config for rows that come from Python: its data set is `files`, whose options, if any, stay.
+
+    Options that only the data set before has are left out.
+    """
     config = config.copy_and_resolve_references()
     with config.unlocked(), config.ignore_type():
-        section = config.data
-        options = section.options.to_dict() if section.name == 'files' else {}
+        section, options = config.data, config.data.options.to_dict()
+        if section.name != 'files':
+            own, other = data.options_of('files'), data.options_of(section.name)
+            options = {key: value for key, value in options.items() if key in own and key not in other}
         section.update(name='files', path='', revision='')
         section.options = options | {'folder': data.PYTHON}
     return config

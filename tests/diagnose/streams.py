@@ -262,6 +262,8 @@ MUST: dict[str, list[Stream]] = {
         Stream(rows(5, truncated=from_step(3, 0.4, 0.0)), 'truncated 0.40 to 0.40 in steps 3 to 4, at 64 tokens', RUN),
         Stream(rows(5, truncated=from_step(3, 0.5, 0.0), length=from_step(3, 40.0, 20.0)), 'truncated 0.50', RUN),
         Stream(rows(5, truncated=from_step(3, 1.0, 0.0), length=from_step(3, 64.0, 20.0)), 'truncated 1.00', RUN),
+        # the demo at 1e-2 after a cold start that is too short: nothing was learned
+        Stream(rows(5, truncated=from_step(3, 0.5, 0.0), length=from_step(3, 40.0, 20.0), reward=0.0), '0.50', RUN),
     ],
     'repetition': [
         Stream(rows(6, repetitive=from_step(3, 0.5, 0.1)), 'repetitive 0.1 in step 0, 0.5 in steps 3 to 5', RUN),

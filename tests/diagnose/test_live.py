@@ -103,7 +103,8 @@ def test_the_step_at_which_a_diagnosis_sets_in_stops_the_run_and_no_other(tmp_pa
     assert (step, name) == (4, 'diagnosis/truncation')
     assert text == (
         'truncation: 40% of the completions are cut off by the budget (truncated 0.40 to 0.40 in steps 3 to 4, at 12 '
-        'tokens); the budget is too small for this task; try config.rollout.max_tokens = 24; '
+        'tokens); the budget is too small for this task; try from grpo_jax.run.steering import Steering; '
+        'config.rollout.max_tokens = 24; '
         f'train.run(config, {str(tmp_path)!r}, steering=Steering(amend=True))'
     )
     assert capsys.readouterr().err == f'diagnosis at step 4: {text}\n'

@@ -205,16 +205,20 @@ def test_a_sweeps_run_has_flags_alone():
     assert diagnose.command_with('', 'runs/a', [*COMMAND, 'runs/a']) == ''
 
 
+IMPORT = 'from grpo_jax.run.steering import Steering'
 NOTEBOOK = ['/venv/bin/python', '-m', 'ipykernel_launcher', '-f', 'kernel.json']
 
 
 @pytest.mark.parametrize(
     'flags, statements',
     [
-        ('--amend --config.steps=9', "config.steps = 9; train.run(config, 'runs/a', steering=Steering(amend=True))"),
+        (
+            '--amend --config.steps=9',
+            f"{IMPORT}; config.steps = 9; train.run(config, 'runs/a', steering=Steering(amend=True))",
+        ),
         (
             """--branch=DIR --config.algorithm.kl=k3 --config.reward.parts="(('numeric', 1),)\"""",
-            "config.algorithm.kl = 'k3'; config.reward.parts = (('numeric', 1),); "
+            f"{IMPORT}; config.algorithm.kl = 'k3'; config.reward.parts = (('numeric', 1),); "
             "train.run(config, 'runs/a', steering=Steering(branch='runs/a_2'))",
         ),
         (

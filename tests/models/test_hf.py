@@ -408,6 +408,13 @@ def test_a_folder_without_config_json_is_refused(folder):
         families.load_config(folder)
 
 
+def test_the_folder_of_a_run_is_refused_with_the_command_that_makes_a_model_of_it(tmp_path):
+    (tmp_path / 'checkpoints').mkdir()
+    (tmp_path / 'config.json').write_text('{"steps": 60}')
+    with refused('model.path', str(tmp_path), 'is the folder of a run', 'grpo-jax export --workdir'):
+        families.load_config(str(tmp_path))
+
+
 def test_a_config_that_is_no_json_is_refused(folder):
     with open(os.path.join(folder, 'config.json'), 'w', encoding='utf8') as file:
         file.write('{"model_type": ')

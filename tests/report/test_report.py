@@ -237,7 +237,11 @@ def test_the_head_says_experiment_preset_pieces_time_and_machine(workdir):
     assert (head['experiment'], head['preset'], head['machine']) == ('arithmetic', 'rloo', '1 x NVIDIA L4, 12 cores')
     assert head['pieces'] == 'advantage group_mean, ratio token, surrogate clip, weights fixed_length'
     # sample 1 s and update .5 + i s of the steps 0 to 3
-    assert head['time of all steps'] == '12 s' and head['jax'] == '0.11.2, Python 3.12.3'
+    assert (
+        head['time of all steps'] == '12 s'
+        and head['steps begun'] == '2026-11-27 21:00'
+        and head['jax'] == '0.11.2, Python 3.12.3'
+    )
 
 
 @pytest.mark.parametrize('command, expected', [
@@ -278,6 +282,7 @@ def test_times_are_said_in_two_units(seconds, text):
 def test_the_time_has_the_cold_starts_updates(workdir):
     runs.write(workdir, name='cold_start/timings.jsonl', rows=[{'step': 0, 'update': 48.0}])
     assert content.count_time(read.read_run(workdir)) == '1 min'
+    assert head_of(report.write_report([workdir]))['time of cold start and steps'] == '1 min'
 
 
 def test_every_metric_that_is_drawn_has_what_the_page_of_metrics_says(workdir):

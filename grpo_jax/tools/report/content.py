@@ -83,7 +83,8 @@ def facts(variant: Variant, presets: Sequence[str]) -> Iterator[tuple[str, str]]
     if pieces:
         yield f'pieces of {variant.name}' if len(names) > 1 else 'pieces', ', '.join(pieces)
     if time := count_time(run):
-        yield 'time of all steps', time
+        cold = os.path.exists(os.path.join(run.folder, 'cold_start', 'timings.jsonl'))
+        yield 'time of cold start and steps' if cold else 'time of all steps', time
     for entry in run.environment[:1]:
         code, devices, packages = (entry.get(key) for key in ('code', 'devices', 'packages'))
         if isinstance(devices, dict):
@@ -93,7 +94,7 @@ def facts(variant: Variant, presets: Sequence[str]) -> Iterator[tuple[str, str]]
             yield 'jax', f'{packages.get("jax")}, Python {entry.get("python")}'
         if isinstance(code, dict):
             yield 'grpo_jax', steering.code_name(code)
-        yield 'begun', str(entry.get('begun', ''))[:16].replace('T', ' ')
+        yield 'steps begun', str(entry.get('begun', ''))[:16].replace('T', ' ')
 
 
 def find_experiment(run: Run) -> tuple[str, str]:
