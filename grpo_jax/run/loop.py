@@ -187,10 +187,8 @@ class Shell:
         writer = None
         if processes.is_first():
             if first:
-                ends = {'train': '; raise steps to go on', 'cold start': ''}.get(
-                    title, '; raise supervised.updates to go on'
-                )
-                end = f'finished after {steps} steps{ends}'
+                key = 'steps' if title == 'train' else 'supervised.updates'
+                end = f'finished after {steps} steps' + f'; raise {key} to go on' * (title != 'cold start')
                 console.print(f'{title}: {f"goes on after {first} of {steps} steps" if first < steps else end}')
             writer = self._stack.enter_context(
                 Writer(self._workdir, first, steps, title, shown, settings.log.tracking, settings.config.to_dict())

@@ -222,9 +222,7 @@ def read_config(folder, path):
     family = config.get('model_type')
     if not isinstance(family, str) or family not in FAMILIES:
         if family is None and os.path.isdir(os.path.join(folder, 'checkpoints')):
-            remedy = (
-                'is the folder of a run and of no model; export it: grpo-jax export --workdir=DIR --out=MODEL'
-            )
+            remedy = 'is the folder of a run and of no model; export it: grpo-jax export --workdir=DIR --out=MODEL'
             raise BadInput('model.path', folder, remedy)
         raise BadInput(f'model_type in {path}', family, f'is not supported; choose a model of {", ".join(FAMILIES)}')
     config = {name: value for name, value in config.items() if name in READ}
