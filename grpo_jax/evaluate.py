@@ -320,7 +320,9 @@ def open_subject(
     step: int | None = None,
     examples: Mapping[str, Iterable] | Iterable | None = None,
 ) -> Policy:
-    """Opens a Policy: the newest checkpoint in workdir or, without workdir, the model in config.model.path.
+    """The Policy to evaluate or sample: the newest checkpoint in workdir or, without that, the model of the config.
+
+    Its parameters are loaded later.
 
     config: only without workdir, for prompts and rewards; trust, evaluation: see open_recorded; step: the checkpoint's
     step, None for the newest; examples: rows, as train.run takes them, in place of the config's data, needed for a run

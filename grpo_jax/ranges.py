@@ -150,7 +150,11 @@ Texts = Annotated[Sequence[Text], Length(1)]
 
 
 def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
-    """{key: its parameter, with annotation and default} of an options type; a key annotated with one is a section."""
+    """{key: its inspect.Parameter} of an options type: the keys that its section of the config has.
+
+    A field marked Place.NOWHERE is left out, and a field marked Place.HERE is replaced by the keys of its own type. A
+    key whose annotation is an options type is a section itself.
+    """
     keys = {}
     for name, parameter in inspect.signature(declared).parameters.items():
         place = _mark(parameter.annotation, Place)

@@ -13,7 +13,8 @@ Examples:
 #   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk)
 #   without waiting  collect/carry.py (make_carry), collect/schedule.py (sample_ahead), collect/pending.py (Pending)
 #   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device;
-#                    its noise: sampler/generate.py (row_keys); on devices of its own: sharding/sides.py (Sides)
+#                    its noise: collect/draw.py (sample: the run's key), sampler/generate.py (row_keys),
+#                    sampler/decode.py (_choose_token); on devices of its own: sharding/sides.py (Sides)
 #   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
 #                    rewards/custom.py (load_file) of your own
 #   the advantage    learner/experience.py (make_experience), algorithms/advantage_inputs.py (compute_advantages),
@@ -21,11 +22,13 @@ Examples:
 #   the loss         learner/update.py (make_gradient), algorithms/losses.py (prepare: its weights; token_losses); of
 #                    its pieces preset NAME chooses, in configs/algorithms/NAME.py: algorithms/surrogates.py (clip),
 #                    algorithms/kl.py (k3), algorithms/weights.py (sequence_mean), algorithms/corrections.py (truncated)
-#   its agreement    with the sampler: algorithms/losses.py (metrics: sampler_gap_*), run/observers.py
-#   the optimizer    learner/descent.py (descend)
+#   its microbatches learner/packing.py (pack: how many; cut_minibatch), learner/descent.py (accumulate)
+#   its agreement    with the sampler: algorithms/losses.py (metrics: sampler_gap_*), run/observers.py (fresh_gap_*)
+#   the optimizer    learner/descent.py (descend); an adaptive kl_coef: algorithms/algorithm.py (adapt)
+#   adapters         models/lora.py (split, join), run/open.py (make_whole_policy)
 #   the reference    collect/policies.py: the first (load_reference), a new one (make_renewal)
-#   a diagnosis      diagnose/groups.py (dead_run) and other signs, diagnose/monitors.py: which of them speaks,
-#                    run/loop.py (Monitors) with which command
+#   a diagnosis      its signs: diagnose/groups.py (dead_run), diagnose/policy.py (entropy_collapse), ...; which speak:
+#                    diagnose/monitors.py (new_diagnoses); who prints and records it: run/loop.py (Monitors)
 #   a signal         run/signals.py (Signals), run/loop.py (finish)
 #   a checkpoint     types.py (TrainState) lists what is in it, run/loop.py (finish) says when,
 #                    run/checkpoint.py (save, restore), run/open.py (open_state) resumes from it
@@ -85,18 +88,18 @@ def run(
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
-    # Shapes of what TrainState.aux keeps beside the learner's own: the place in the data, moving means of rewards, ...
+    # What the collector and advantages keep in TrainState.aux, as shapes: the place in the data, means of rewards, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
-    learner = make_run_learner(run, aux)  # packs rows, computes the policy's and the reference's logprobs, updates
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # and a teacher's; the engine's, if it decodes them
+    learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; adds to aux
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # of policy, reference and teacher, before an update
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
     evaluator = evaluate.make_evaluator(run, splits.test, 'test')  # samples held-out prompts, with noise of its own
 
-    # The compiled programs of a step, not of an evaluation: alike on all hosts, and on record.
+    # The compiled programs of a step, not of an evaluation: held to be alike on all hosts, and recorded, below.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
-    # With steering.branch=FOLDER, run.workdir is FOLDER, and begins with what fits of the state of the run in workdir.
+    # With steering.branch=FOLDER, run.workdir is FOLDER, and begins with what fits of the state in workdir.
     branch.make_branch(run, workdir, learner)
 
     with (
@@ -107,17 +110,18 @@ def run(
         # All hosts have the same newest step, config, data, programs and files of the user's, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.digests)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
-        if shell.newest is not None or not settings.supervised.updates:  # a cold start compiles its own programs first
+        if shell.newest is not None or not settings.supervised.updates:  # a cold start compiles these beside it
             compiler.start()
         # The newest checkpoint, put on the mesh; where a setting was amended, the parts that it shapes begin anew.
         state = open_state(run, shell.checkpoints, learner.abstract_state, learner.initial)
         # Without one, the model's policy, or what the cold start, a run of its own, makes of it.
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         compiler.wait('the programs of a step and an evaluation')
-        check_programs(run.workdir, settings.recorded, programs)  # with equal settings they equal the last start's
-        make_workdir(run, int(state.step))  # config.json and what else tells of the run: from now on nothing is refused
+        check_programs(run.workdir, settings.recorded, programs)  # refuses or warns where they alone have changed
+        make_workdir(run, int(state.step))  # config.json and what else tells of the run, now that all checks are passed
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
-        renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)  # from a checkpoint
+        # A new reference is read from a checkpoint of the policy, so that a resumed run has the same one.
+        renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)
         loop = shell.open_loop(run, state, settings.steps, title='train', profile=profile, on_step=on_step)
 
         for step in loop.steps():
@@ -131,6 +135,7 @@ def run(
                 packed = learner.pack(draw.rollout)  # rows without padding; None where the config pads them
                 logprobs = logprob_stage.compute(state, draw.rollout, packed)
                 rewarded = draw.finish_rewards()
+                # packed again where completions are dropped, and rewarded as they are learned from
                 state, experience, packed, rewarded, row = to_experience(state, draw, packed, rewarded, logprobs)
 
             with loop.stage('observe'):  # the state keeps the probe, a set of completions that were right

@@ -349,7 +349,7 @@ from grpo_jax.run import cli, signals
 def main():
     with lock.own(flags.FLAGS.workdir), signals.Signals(0) as heard:
         processes.exchange_stop('the start', {})
-        heard.underway = flags.FLAGS.case == 'steps'
+        heard.has_progress = flags.FLAGS.case == 'steps'
         print('begun', flush=True)
         if flags.FLAGS.case == 'full' and flags.FLAGS.process == 1:
             with files.writing('checkpoints'):

@@ -186,7 +186,7 @@ def run():
 
 def step():
     with lock.own(sys.argv[1]), signals.Signals(0) as heard:
-        heard.underway = True
+        heard.has_progress = True
         print('begun', flush=True)
         while not heard.stopping:
             time.sleep(0.01)

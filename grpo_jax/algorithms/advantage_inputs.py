@@ -73,13 +73,13 @@ def _host_inputs(algorithm, rewards, kl_coef, data):
     given = pieces.Inputs(data)
     inputs = given | {
         'discount': algorithm.discount,
-        'rewards': lambda: with_kl() if by_row else rewards,
+        'rewards': lambda: with_kl() if kl_in_reward else rewards,
         'token_rewards': lambda: token_rewards(algorithm, rewards, kl_coef, inputs),
         'correct': lambda: np.where(scorable, given['correct'], np.nan) if 'correct' in given else rewards,
         'sizes': lambda: given['sizes'] if 'sizes' in given else np.full(*rewards.shape),
         'dead': lambda: given['dead'] if 'dead' in given else judge_groups(inputs),
     }
-    by_row, scorable = algorithm.kl_placement == 'reward_sequence', np.isfinite(rewards)
+    kl_in_reward, scorable = algorithm.kl_placement == 'reward_sequence', np.isfinite(rewards)
     compares = pieces.compares_outcomes(algorithm.advantage)
 
     def with_kl():  # the KL is subtracted in dead groups too, from rewards that are made equal there

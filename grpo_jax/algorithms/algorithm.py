@@ -292,7 +292,7 @@ def adapt(
 
     With a kl_target, kl_coef is multiplied by 1 + clip(kl / target - 1, +-0.2) rows / horizon (arXiv 1909.08593,
     section 2.2). With an entropy_target, entropy_coef rises by entropy_delta after a step with an entropy at or below
-    the target, and entropy_acts is 1; after another step entropy_coef falls as much, to 0 at least, and entropy_acts
+    the target, and entropy_acts is 1; after any other step entropy_coef falls as much, to 0 at least, and entropy_acts
     is 0 (arXiv 2505.22312, section 4.3).
     """
     adapted = dict(coefficients)

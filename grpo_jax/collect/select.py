@@ -70,13 +70,13 @@ def make_collector(run: Any, splits: data.Splits) -> Collector:
             collect = importlib.import_module('grpo_jax.collect.carry').make_carry(drawer)
         if options.dead_groups in EXCHANGED:
             collect = make_exchange(collect, drawer)
-    counts_itself = options.allocation == 'uncertainty' or options.dead_groups in EXCHANGED
+    draws_count_passes = options.allocation == 'uncertainty' or options.dead_groups in EXCHANGED
     if options.staleness:
         schedule = importlib.import_module('grpo_jax.collect.schedule')
         # a draw that exchanges or carries groups decides which prompts the next one takes, which must then wait for it
-        sides = None if options.in_flight or counts_itself else run.sides
+        sides = None if options.in_flight or draws_count_passes else run.sides
         collect = schedule.sample_ahead(collect, drawer, options.staleness, sides)
-    if options.counts_passes and not counts_itself:
+    if options.counts_passes and not draws_count_passes:
         collect = count_learned(collect, drawer)
     programs = {} if engine is None else {'sample': engine}
     return Collector(collect, engine, dataset.examples, programs, abstract_aux(options, shapes, len(dataset.examples)))

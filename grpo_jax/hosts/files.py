@@ -100,7 +100,8 @@ def path_inside(folder: str | os.PathLike, name: str) -> str:
     try:
         target = os.path.realpath(path)
     except ValueError as error:  # the name has a zero byte, or half a surrogate pair
-        raise BadInput(path, name, f'cannot be the name of a file ({error}); correct it') from None
+        remedy = f'cannot be the name of a file ({error}); correct the file that lists it, or fetch the folder again'
+        raise BadInput(f'a file of {folder}', name, remedy) from None
     within = target.startswith(os.path.join(home, ''))
     if not within and (snapshot := SNAPSHOT.fullmatch(home)):
         blobs = BLOBS % re.escape(snapshot['repository'])

@@ -43,7 +43,7 @@ def make_experience(
     If the algorithm drops dead groups, their tokens leave the completion mask, and so every denominator.
     """
     grouping, dead = grouping or Grouping.by_sizes(np.full(*rewards.shape)), inputs['dead']
-    host = {**_host_inputs(state.aux, rollout, logprobs, grouping), **inputs}
+    host = {**_rollout_inputs(state.aux, rollout, logprobs, grouping), **inputs}
     kl_coef = float(state.aux['coefficients']['kl_coef'])
     advantages = compute_advantages(algorithm, rewards, kl_coef=kl_coef, **host)
     sizes_P = np.abs(advantages).reshape(len(rewards), -1).sum(1)
@@ -75,7 +75,7 @@ def drop_truncated(experience: Experience) -> Experience:
     return experience.replace(rollout=rollout.replace(completion_mask=mask))
 
 
-def _host_inputs(aux, rollout, logprobs, grouping):
+def _rollout_inputs(aux, rollout, logprobs, grouping):
     """The arrays [P, G, ...] by name that an advantage may read, from the rollout and its logprobs.
 
     Most are functions, which `pieces.Inputs` calls, so that only arrays that are read are fetched from the devices.

@@ -48,7 +48,7 @@ class Learning(NamedTuple):
 
     epochs: Amendable[Annotated[int, Range(least=1, most=10_000)]] = 1  # passes over a step's rollout
     minibatches: Amendable[Count] = 1  # optimizer updates a pass
-    microbatches: Free[Count] = 1  # gradients that add up to one update, of padded rows; above 1 rows are padded
+    microbatches: Free[Count] = 1  # gradients that add up to one update, where rows are padded; above 1 they are
     # tokens of a packed row: prompts once, then their completions; -1: chosen by the step's sizes; 0: rows are
     # padded; above 0 `microbatches` cuts a critic's rows alone
     pack_columns: Free[Annotated[int, Range(least=-1, most=2**31 - 1)]] = -1

@@ -158,7 +158,8 @@ def _try_part(functions, name, example):
     if parts[name].remote:
         (outcome,) = judge_at_once(functions, parts[name], [example.answer], [example], [False])
         if isinstance(outcome.value, Exception):
-            remedy = f'says of the answer of example {example.id}: {outcome.value}; mend its options'
+            remedy = f'fails on the gold answer of example {example.id}: {outcome.value}; '
+            remedy += f'see that its service answers, or mend reward.options.{name}'
             raise BadInput('reward.parts', name, remedy)
         return
     try:

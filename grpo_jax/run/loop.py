@@ -84,7 +84,7 @@ def serves_sampler(run: Callable[P, R]) -> Callable[P, R]:
         transport = importlib.import_module('grpo_jax.hosts.transport')
         folder = None if section.get('transport') == 'devices' else os.path.join(workdir, transport.FOLDER)
         with processes.group(own if serving else owners), Signals(0) as heard:
-            heard.underway = serving  # all that can be saved is on the learner's side
+            heard.has_progress = serving  # all that can be saved is on the learner's side
             others = owners if serving else own
             with transport.Link(others, folder, lambda: heard.stopping and processes.ask_to_stop()):
                 if serving:
@@ -360,7 +360,7 @@ class Loop:
             self.writer.step(step, row, timings)
             self.waits({**row, **timings})
         self.monitors.step(step, row)
-        self.signals.underway = True
+        self.signals.has_progress = True
 
     def evaluate_if_due(self, step: int, every: int, evaluate: Callable[[Any], Mapping[str, float]], state: TrainState):
         """Logs evaluate(params) before step 0, and every `every` steps if not 0; saves the state if it is the best."""

@@ -471,7 +471,11 @@ def open_algorithm(run: Run, algorithm: Algorithm, outer: Checks | None = None) 
 
 
 def _check_allocation(allocation: str, minibatches: int, weights: str, algorithm: Algorithm):
-    """Raises BadInput for a loss over whole groups, where `allocation` gives them unequal sizes or updates cut them."""
+    """Raises BadInput where groups of unequal sizes do not suit the loss; with allocation `equal` all is well.
+
+    A loss that reads group_ids, of pairs or of whole groups, is refused. Weights that average over groups are refused
+    with several minibatches, which cut the larger groups apart. weights: their name, for the message.
+    """
     if allocation == 'equal':
         return
     if 'group_ids' in algorithm.reads:

@@ -95,7 +95,7 @@ class Evaluation(NamedTuple):
 
     every: Natural = 0  # steps between evaluations; 0: before and after only
     prompts: Count = 256  # prompts of the test split
-    samples: Count = 8  # completions of a prompt that are drawn: k of pass@k and maj@k
+    samples: Count = 8  # completions of a prompt that are drawn: n of maj@n, the largest k of pass@k
     temperature: Annotated[float, Range(least=0, most=100)] = 0.0  # of these completions; 0: rollout.temperature
     top_p: ranges.Share = 0.0  # of these completions; 0: rollout.top_p
     max_tokens: Natural = 0  # budget of a completion in evaluations; 0: rollout.max_tokens
@@ -437,7 +437,10 @@ def _read_key(config, name, annotation):
 
 
 def _check_evaluation(evaluation, checkpoint, sampling):
-    """Raises BadInput if evaluations cannot sample with their temperature or budget, or checkpoint.best has none."""
+    """Raises BadInput if evaluations cannot sample with their temperature or budget, or are missing.
+
+    They are missing where checkpoint.best is set and no evaluation happens during the run.
+    """
     if 0 < evaluation.temperature < 0.01:
         raise BadInput('evaluation.temperature', evaluation.temperature, 'must be 0 or at least 0.01; raise it')
     if 0 < evaluation.max_tokens <= max(sampling.thinking_tokens, sampling.min_tokens - 1):

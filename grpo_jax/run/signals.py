@@ -20,7 +20,7 @@ HUNG = 43  # exit status
 NAMES = {signal.SIGTERM: 'SIGTERM', signal.SIGINT: 'Ctrl-C', signal.SIGHUP: 'SIGHUP'}
 PROMISE = 'stopping after this step, with a checkpoint; once more stops at once'
 
-_underway: list['Signals'] = []  # of the running loops, the innermost last
+_loops: list['Signals'] = []  # of the running loops, the innermost last
 
 
 class Signals:
@@ -32,11 +32,11 @@ class Signals:
 
     def __init__(self, limit: float):
         self.stopping = False
-        self.underway = False  # whether there is progress that a checkpoint would save
+        self.has_progress = False  # whether there is progress that a checkpoint would save
         self._limit, self._timer, self._before = limit, None, {}
 
     def __enter__(self):
-        _underway.append(self)
+        _loops.append(self)
         # no other thread than the main one may set a handler
         if _signal_thread is None and threading.current_thread() is threading.main_thread():
             self._before = _set_handlers(self._stop)
@@ -45,7 +45,7 @@ class Signals:
     def __exit__(self, *_):
         self._disarm()
         self._restore()
-        _underway.remove(self)
+        _loops.remove(self)
 
     def step(self, name: str) -> None:
         """Starts the timer that ends the process if step `name` hangs; stops the timer of the step before."""
@@ -110,10 +110,10 @@ class SignalThread:
         if self._stopping:
             stop_now(f'{NAMES[number]} once more: stopped at once; the same command goes on', 128 + number)
         self._stopping = True
-        if not any(signals.underway for signals in _underway):
+        if not any(signals.has_progress for signals in _loops):
             text = f'{NAMES[number]}: stopped, with nothing to finish; the same command goes on with {workdir}'
             stop_now(text, TERMINATED)
-        for signals in _underway:
+        for signals in _loops:
             signals.stopping = True
         console.print(f'{NAMES[number]}: {PROMISE}')
 

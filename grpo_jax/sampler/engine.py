@@ -192,7 +192,7 @@ class Engine:
         """Samples group_size completions of each prompt; returns (Rollout, Stats).
 
         params: the policy on its mesh, or a Sent. prompts: the Prompts, on the engine's mesh.
-        key, step: choose the noise (see sampler.row_keys); new tokens carry version `step`.
+        key, step: choose the noise (see generate.row_keys); new tokens carry version `step`.
         given: i32[B, C], tokens to write instead of sampled ones; -1: sample.
         limit: an int or i32[B], the number of tokens after which a row pauses; `go_on` continues it.
         finished: called as finished(row, tokens, truncated) once for every row of this process, after the segment in

@@ -382,8 +382,11 @@ def _opening(function, sizes):
     return open_batch
 
 
-def _reporting(function):
-    """A decorator that merges the shards' Reports, the last result: the sum of tokens, the largest of other numbers."""
+def _merging_reports(function):
+    """Decorates a program whose last result is a Report of each shard, and merges these Reports.
+
+    The merged Report has the sum of `tokens`, and the largest of each other number.
+    """
 
     def run(spec, key, *inputs):
         batch, rollout_state, reports = function(spec, key, *inputs)
@@ -392,7 +395,7 @@ def _reporting(function):
     return run
 
 
-@_reporting
+@_merging_reports
 @_per_shard((BATCH, ROWS, SAME), (BATCH, ROWS, ROWS))
 def _wake_rows(spec, key, batch, rollout_state, tokens):
     """state.wake_rows of each shard, with a Report as after a segment: (DecodeBatch, RolloutState, Report)."""
@@ -401,7 +404,7 @@ def _wake_rows(spec, key, batch, rollout_state, tokens):
     return batch, rollout_state, decode.Report(live, jnp.int32(0), *state.count_remaining(rollout_state))
 
 
-@_reporting
+@_merging_reports
 @_per_shard((SAME, BATCH, ROWS, SAME, SAME), (BATCH, ROWS, ROWS))
 def _decode_segment(spec, key, weights, batch, rollout_state, tables, step):
     """Decodes a segment on each shard (decode.decode_segment); returns (DecodeBatch, RolloutState, Report)."""

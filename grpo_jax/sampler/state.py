@@ -244,9 +244,11 @@ def count_remaining(state: RolloutState) -> Remaining:
 
 
 def _read_own_columns(state, chosen, start, length, columns):
-    """(tokens i32[R, Q - 1 + S], mask) of the chosen rows i32[R]: their prompts, then S own columns up to `length`.
+    """(tokens i32[R, Q - 1 + S], mask): the input that prefills the chosen rows i32[R] anew.
 
-    start i32[R]: the own column of a row's last prompt token. columns: of each chunk; S is their sum.
+    A row is its prompt without the last token, then S own columns. Own column start i32[R] has the last prompt token,
+    and the row's own tokens follow, so that all rows end before own column `length`; other own columns are masked.
+    columns: how many each chunk has; S is their sum.
     """
     prompts_RQ, mask_RQ = (x[chosen // state.group] for x in (state.prompts.tokens, state.prompts.mask))
     # own column s of a row holds the (s - start)-th token of [last prompt token, the row's tokens]

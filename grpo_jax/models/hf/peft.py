@@ -72,7 +72,9 @@ def check(folder: str | os.PathLike[str], c: transformer.ModelConfig, options: l
     for name, shape in expected.items():
         if stored[name][0] != shape:
             raise BadInput(
-                f'{name} in {folder}', stored[name][0], f'must be {shape}, as in this model; name its own folder'
+                f'{name} in {folder}',
+                stored[name][0],
+                f'must be {shape} for this model; set model.lora.path to adapters of this model',
             )
         if stored[name][1] not in DTYPES:
             raise BadInput(f'{name} in {folder}', stored[name][1], f'is none of {", ".join(DTYPES)}; convert it')

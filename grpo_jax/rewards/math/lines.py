@@ -234,7 +234,10 @@ def _stated_number(sentence, pieces):
 
 
 def is_hedged(text: str, start: int, end: int) -> bool:
-    """Whether words before or after the number from `start` to `end` make it no answer, as in `at least 9`."""
+    """Whether what stands around the number from `start` to `end` makes it no answer.
+
+    That is words, as in `at least 9`, or the rest of a formula, as in `9x` and `sqrt(9`.
+    """
     return bool(HEDGED_BEFORE.search(text[max(start - 30, 0) : start]) or HEDGED.match(text, end))
 
 

@@ -264,7 +264,10 @@ def change_config(config, overrides):
 
 
 def list_jobs(plan):
-    """Returns (a plan's Jobs, the slowest to compile first; the sampler's bytes on a device, from sampler_jobs)."""
+    """Returns (Jobs, sizes): a Job for each program that a plan's run compiles, and bytes of the sampler on a device.
+
+    The learner's update, which compiles longest, is the first Job. sizes: see sampler_jobs.
+    """
     run, settings, algorithm = plan.run, plan.run.settings, plan.algorithm
     shapes, learner = plan.shapes, plan.learner
     trained, frozen = lora.split(learner.abstract_state.params)

@@ -125,10 +125,11 @@ def devices(name: str, slices: int = 1) -> Sequence[Any]:
     if find_gpu(name):
         count, here = count_gpus(name), jax.devices()
         if count > len(here):
-            raise BadInput('--topology', name, f'has {count} GPUs, and {len(here)} are here; name as many')
+            raise BadInput('--topology', name, f'has {count} GPUs, and {len(here)} are here; name one of so many')
         return here[:count]
     if importlib.util.find_spec('libtpu') is None:
-        raise BadInput('--topology', name, 'needs the TPU compiler, libtpu; install the extra [tpu]')
+        remedy = 'needs the TPU compiler, libtpu; install the extra [tpu]. A GPU is named like gpu:a100-40'
+        raise BadInput('--topology', name, remedy)
     generation, _, sides = name.partition(':')
     options = OPTIONS.get(generation, {}) | ({'num_slices': slices} if slices > 1 else {})
     options |= ONE_CHIP if set(sides.split('x')) == {'1'} else {}
