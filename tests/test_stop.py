@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,6 +112,9 @@ def test_a_reward_that_fails_saves_the_last_finished_step_and_goes_on_bit_for_bi
     assert 'train: goes on after 2 of 3 steps\n' in said and 'train: 3 of 3, step 2, reward' in said
     train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(1)})
     assert 'train: finished after 3 steps; raise steps to go on\n' in capsys.readouterr().err
+    shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '3')  # as if the run had been killed before it was written
+    train.run(changed, str(tmp_path / 'run'), functions={'mine': Failing(1)})
+    assert 'train: goes on after 2 of 3 steps, and does 1 more again, of which there' in capsys.readouterr().err
     train.run(changed, str(tmp_path / 'straight'), functions={'mine': Failing(17)})
     assert (tmp_path / 'run' / 'metrics.jsonl').read_bytes() == (tmp_path / 'straight' / 'metrics.jsonl').read_bytes()
     first, *later = [row['reward_missing'] for row in tiny_run.rows(tmp_path / 'run')]

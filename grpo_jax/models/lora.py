@@ -225,8 +225,16 @@ def inspect(
         return bits, changed, due
 
     if isinstance(weights, tuple):
-        parts = [one_layer((w, jax.tree.map(lambda x, i=i: x[i], adapted))) for i, w in enumerate(weights)]
-        bits, changed, due = map(jnp.stack, zip(*parts, strict=True))
+        sums = jnp.uint32(0), jnp.float32(0), jnp.float32(0)
+        for i in range(len(weights)):
+
+            def with_layer(sums, i=i):
+                layer = jax.tree.map(lambda x: x[i], adapted)
+                return jax.tree.map(jnp.add, sums, one_layer((weights[i], layer)))
+
+            # always true: a layer waits for the sums of the layers before, or a compiler keeps float copies of all
+            sums = jax.lax.cond(sums[1] >= 0, with_layer, lambda sums: sums, sums)
+        bits, changed, due = sums
     else:
         bits, changed, due = jax.lax.map(one_layer, ({name: weights[name] for name in adapted}, adapted))
     size = float(sum(_values(w.base).size for w in adapted.values()))

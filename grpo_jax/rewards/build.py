@@ -410,7 +410,7 @@ def _find(path, key='parts', *, functions, pool):
             f'reward.{key}',
             path,
             'no such file in grpo_jax/rewards; add one with reward(completion, '
-            'example), give FILE.py:NAME, or hand the function to train.run',
+            'example), give FILE.py:NAME, or hand the function over from Python, with functions=',
         )
     return module
 

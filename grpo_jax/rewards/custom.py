@@ -3,7 +3,7 @@
 An error in the file becomes BadInput that names the file's line.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 import contextlib
 import functools
 import inspect
@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_jax import PACKAGE, user_files
 from grpo_jax.errors import BadInput
+from grpo_jax.example import Example
 from grpo_jax.rewards.binding import bind_names, is_async
 from grpo_jax.workers import Pool
 
@@ -92,14 +93,14 @@ def _guard(function, check, path, file, kinds=(Exception, SystemExit)) -> Callab
 
         @functools.wraps(function)
         async def guarded_coroutine(*arguments, **options):
-            with naming_line(path, file, function, kinds):
+            with naming_line(path, file, function, kinds, arguments[1:]):
                 return check(await function(*arguments, **options), arguments)
 
         return guarded_coroutine
 
     @functools.wraps(function)
     def guarded(*arguments, **options):
-        with naming_line(path, file, function, kinds):
+        with naming_line(path, file, function, kinds, arguments[1:]):
             return check(function(*arguments, **options), arguments)
 
     return guarded
@@ -118,12 +119,17 @@ def check_results(function: Callable, name: str) -> Callable:
 
 @contextlib.contextmanager
 def naming_line(
-    path: str, file: str, function: Callable | None = None, kinds: Any = (Exception, SystemExit)
+    path: str,
+    file: str,
+    function: Callable | None = None,
+    kinds: Any = (Exception, SystemExit),
+    judged: Sequence[Any] = (),
 ) -> Iterator[None]:
     """Inside this context, an exception of `kinds` becomes a RewardError that names the line of the user's file.
 
     Exceptions in COUNTED, and BadInput, pass unchanged. path: FILE.py:NAME as the user gave it; file: the file of the
-    function; function: its first line is named when no user's file is in the traceback.
+    function; function: its first line is named when no user's file is in the traceback; judged: the Example that it
+    was called with, which is named too.
     """
     try:
         yield
@@ -137,6 +143,7 @@ def naming_line(
         else:
             source = user_files.place_of(error, file, first)[2][: user_files.LONGEST]
             line = user_files.explain(error, file, first) + f', in `{source}`' * bool(source)
+        line += ''.join(f' (example {example.id})' for example in judged if isinstance(example, Example))
         is_message = isinstance(error, TypeError) and 'string indices' in line
         remedy = "completions are texts: set reward.completions='messages'" if is_message else 'mend the file'
         raise RewardError('reward', path, f'{line}; {remedy}') from error

@@ -315,7 +315,11 @@ def check_missing(reward_functions: RewardFunctions, step: int, rewarded: Reward
             f'exception in each of its calls; the first is {next(filter(None, rewarded.errors))}'
         )
         if lacks_too_much(reward_functions, rewarded):
-            raise RewardsMissing('reward.most_missing', most, f'{text}; then the same command goes on')
+            raise RewardsMissing(
+                'reward.most_missing',
+                most,
+                f'{text}; then the same command goes on, with --amend where you have changed a file of it',
+            )
         logger.warning('%s', text)
     for client in reward_functions.resources.services.values():
         client.settle(step)

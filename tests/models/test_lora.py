@@ -153,6 +153,20 @@ def test_an_inspection_counts_what_adapters_have_changed(tiny):
     assert inspect(none, plain(none)) == (base, 0, 0)
 
 
+def test_an_inspection_of_more_layers_takes_no_more_memory():
+    def temporaries(layers, width=64):
+        base, a, b = (
+            jax.ShapeDtypeStruct((layers, *shape), dtype)
+            for shape, dtype in (((width, width), 'float16'), ((width, 4), 'float32'), ((4, width), 'float32'))
+        )
+        weights = tuple({'w': jax.ShapeDtypeStruct((width, width), 'float16')} for _ in range(layers))
+        read = jax.jit(lambda weights, adapted: lora.inspect(weights, adapted, lambda layer: layer))
+        compiled = read.lower(weights, {'w': lora.Adapted(base, a, b, 2.0)}).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporaries(16) < 1.1 * temporaries(2)
+
+
 def test_an_inspection_knows_what_rounding_takes_away(tiny):
     # changes of some 1e-5 of weights of some 0.2, of which bfloat16 has 8 bits
     policy = adapted(tiny, LoraOptions(rank=2, alpha=1e-4, targets='wq'), dtype='bfloat16')

@@ -437,7 +437,7 @@ def test_an_exception_shows_file_line_and_text_by_every_path(tmp_path, name):
         compute(rewarding, [example('1')], ['a\x1b[31m'])
     assert str(error.value) == (
         f"reward = '{tmp_path}/mine.py:{name}': {tmp_path}/mine.py, line 3: KeyError: 'a\\x1b[31m', "
-        'in `raise KeyError(completion)`; mend the file'
+        f'in `raise KeyError(completion)`{"" if name == "of_all" else " (example 0)"}; mend the file'
     )
 
 

@@ -63,7 +63,8 @@ def run(planned: plan.PlannedRun, compiling: compiler.Compiling, *, output: str,
         print(f'\nWith {advice.candidate_flags(planned, remedy)} it fits (compiled):')
         report.print_verdict(better, legend=False)
     elif shown and not checked.fits:
-        print('\nNo setting was found that fits; take a larger topology or chip, or a smaller model')
+        adapters = '' if planned.run.settings.model.lora.rank else ', or adapters (--config.model.lora.rank=16)'
+        print(f'\nNo setting was found that fits; take a larger topology or chip, or a smaller model{adapters}')
     if shown and 'train' in content:
         place = f' on {remedy.topology}' if remedy and remedy.topology != planned.topology else ''
         print(f'\nFlags to train with{place}: {content["train"]}')

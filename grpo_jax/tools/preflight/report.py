@@ -65,12 +65,11 @@ def print_guess(plan: PlannedRun) -> None:
     most, memory = max(guess.memory.values()), plan.chip.memory
     phases = ', '.join(f'{phase} {size / GIB:.1f}' for phase, size in guess.memory.items())
     seconds = sum(max(bounds.values()) for bounds in guess.seconds.values())
-    print(
-        f'Estimate by formula: {"likely" if most < memory else "unlikely"} to fit, {most / GIB:.1f} of '
-        f'{memory / GIB:.1f} GiB in use at most ({phases})' + f'; a step takes {seconds:.2g} s or more' * (seconds > 0)
-        + '. Compiling now, to know.',
-        flush=True,
-    )  # fmt: skip
+    # a formula has been a third too low
+    fits = 'likely to fit' if most < 0.75 * memory else 'may fit or not' if most < memory else 'unlikely to fit'
+    least = f'; a step takes {seconds:.2g} s or more' * (seconds > 0)
+    used = f'{most / GIB:.1f} of {memory / GIB:.1f} GiB in use at most ({phases})'
+    print(f'Estimate by formula: {fits}, {used}{least}. Compiling now, to know.', flush=True)
 
 
 def print_verdict(verdict: Verdict, *, legend: bool = True) -> None:
@@ -187,11 +186,12 @@ def summary(verdict: Verdict) -> list[str]:
         first = f'FITS: {verdict.peak / GIB:.2f} of {memory:.2f} GiB in use at most, {verdict.free_share:.0%} free'
     else:
         first = f'DOES NOT FIT: {verdict.peak / GIB:.2f} GiB needed, {memory:.2f} available'
-    lines = [
-        first,
-        f'room, estimated and not compiled: data.prompts_per_step={prompts} with microbatches as large as now, '
-        f'or {rows} rows of a microbatch on a chip (now {plan.microbatch()[0]})',
-    ]
+    lines = [first]
+    if verdict.fits:
+        lines.append(
+            f'room, estimated and not compiled: data.prompts_per_step={prompts} with microbatches as large as now, '
+            f'or {rows} rows of a microbatch on a chip (now {plan.microbatch()[0]})'
+        )
     if plan.on_gpus:
         lines.append(
             f'compiled for a {plan.mesh.devices.flat[0].platform}, with {topology.margin():.0%} more temporaries than '

@@ -109,6 +109,22 @@ def name_gpus(kind: str, count: int, memory: float) -> str:
     return f'gpu:{sizes[0] if sizes else gib}' + (f'x{count}' if count > 1 else '')
 
 
+def options_in_place() -> dict[str, Any]:
+    """Returns compiler options with which a CPU that stands in for a GPU multiplies 16-bit numbers as they are.
+
+    Without them it makes float32 copies of all weights, which no GPU has. {} on other devices, and where this jaxlib
+    does not know the option.
+    """
+    options = {'xla_cpu_strict_dot_conv_math': True}
+    if jax.default_backend() != 'cpu':
+        return {}
+    try:
+        jax.jit(lambda x: x, compiler_options=options).lower(0).compile()
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return options
+
+
 def stand_in() -> None:
     """Makes this process choose for its CPU the sizes of packed rows, caches and segments that a GPU has.
 
