@@ -125,7 +125,7 @@ def memory(model_config, case):
     for name, way in WAYS.items():
         way = dict(chunk=0, dtype='float16', remat='full', attention='splash') | way
         learner = build_learner(model_config, case, **way)
-        fields, _ = compiler.compile_and_measure(learner.update.program.traced.lower(), topology.options_in_place())
+        fields, _ = compiler.compile_and_measure(learner.update.program.traced.lower())
         gib = fields['temporaries'] / 2**30
         print(
             f'  update, {name}: temporaries {gib:.2f} GiB, with the margin {gib * (1 + topology.MARGIN):.2f}, '

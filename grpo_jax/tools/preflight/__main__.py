@@ -109,8 +109,12 @@ def _run_in_child():
     libtpu 0.0.42 sometimes dies when it compiles two programs at once. The second child compiles one at a time, and
     finds in the cache what the first has compiled.
     """
+    environment = dict(os.environ)
+    if topology.count_gpus(flags.FLAGS.topology) and environment['JAX_PLATFORMS'] == 'cpu':
+        environment['XLA_FLAGS'] = f'{environment.get("XLA_FLAGS", "")} {topology.AS_ON_GPUS}'
     for at_once in (os.cpu_count(), 1):
-        status = subprocess.call([sys.executable, '-m', 'grpo_jax', 'preflight', *sys.argv[1:], f'--at_once={at_once}'])
+        command = [sys.executable, '-m', 'grpo_jax', 'preflight', *sys.argv[1:], f'--at_once={at_once}']
+        status = subprocess.call(command, env=environment)
         if status >= 0:
             return status
         _tell(f'the compiler died of signal {-status} with {at_once} programs at once')

@@ -1,6 +1,6 @@
 """Compiles programs for absent devices, on all cores, and keeps their sizes and texts in a cache folder."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import concurrent.futures
 import contextlib
 import gzip
@@ -75,7 +75,7 @@ class Measured(NamedTuple):
 def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compiling) -> list[Measured]:
     """Returns the Measured of each job: traces the jobs' programs, and compiles each different one on a thread."""
     devices, slices = plan.mesh.size, plan.slices
-    margin, options = (topology.margin(), topology.options_in_place()) if plan.on_gpus else (0.0, {})
+    margin = topology.margin() if plan.on_gpus else 0.0
     compiled, results = {}, []
     pool = concurrent.futures.ThreadPoolExecutor(compiling.at_once)
     with during(f'compiling for {plan.topology}', even=False) as shown, contextlib.ExitStack() as stack:
@@ -84,9 +84,9 @@ def measure(jobs: Sequence[plans.Job], plan: plans.PlannedRun, compiling: Compil
             traced = job.trace()
             operations, unknown = flops.count(traced.jaxpr, job.trip_counts)
             lowered = traced.lower()
-            key = cache_key(f'{options} {lowered.as_text()}', plan.topology, slices)
+            key = cache_key(lowered.as_text(), plan.topology, slices)
             if key not in compiled:
-                compiled[key] = pool.submit(read_or_compile, key, lowered, compiling.cache, options)
+                compiled[key] = pool.submit(read_or_compile, key, lowered, compiling.cache)
             results.append((job, compiled[key], operations / devices, unknown))
         shown.total = len(compiled)
         for done, future in enumerate(concurrent.futures.as_completed(compiled.values()), 1):
@@ -111,32 +111,25 @@ def cache_key(text: str, topology: str, slices: int) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def read_or_compile(
-    key: str, lowered: jax.stages.Lowered, cache: str, options: Mapping[str, Any]
-) -> tuple[dict[str, Any], str]:
+def read_or_compile(key: str, lowered: jax.stages.Lowered, cache: str) -> tuple[dict[str, Any], str]:
     """Returns compile_and_measure's values from the folder `cache`; a program that it lacks is compiled and added."""
     path = os.path.join(cache, f'{key}.json.gz')
     if os.path.exists(path):
         with gzip.open(path, 'rt', encoding='utf8') as file:
             fields, text = json.load(file)
         return fields | {'cached': True}, text
-    fields, text = compile_and_measure(lowered, options)
+    fields, text = compile_and_measure(lowered)
     os.makedirs(cache, exist_ok=True)
     with atomic_write(path, 'wb') as file:
         file.write(gzip.compress(json.dumps((fields, text)).encode()))
     return fields | {'cached': False}, text
 
 
-def compile_and_measure(
-    lowered: jax.stages.Lowered, options: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], str]:
-    """Returns ({field of Measured: seconds or bytes}, compiled text or, for a program that does not fit, '').
-
-    options: of the compiler, beside its defaults.
-    """
+def compile_and_measure(lowered: jax.stages.Lowered) -> tuple[dict[str, Any], str]:
+    """Returns ({field of Measured: seconds or bytes}, compiled text or, for a program that does not fit, '')."""
     started = time.monotonic()
     try:
-        compiled = lowered.compile(compiler_options=dict(options or {}))
+        compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error) or 'hbm' not in str(error).lower():
             raise

@@ -46,6 +46,8 @@ GPUS = {
     'h200': KINDS['H200']._replace(memory=139.7 * GIB),
 }
 GPU = re.compile(r'gpu:(?P<kind>[a-z]+\d+(?:-\d+)?|[\d.]+)(?:x(?P<count>\d+))?')
+# for a CPU that stands in for a GPU: else it makes float32 copies of 16-bit weights before a loop, which no GPU needs
+AS_ON_GPUS = '--xla_disable_hlo_passes=while-loop-invariant-code-motion,while-loop-expensive-invariant-code-motion'
 FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # environment variable: the share of a GPU's memory that jax takes
 MARGIN = 0.02  # added to the temporaries that the CPU counts; docs/results.md compares a CPU's and a GPU's temporaries
 
@@ -107,22 +109,6 @@ def name_gpus(kind: str, count: int, memory: float) -> str:
     sizes = [name for name in names if name.partition('-')[2] in kind] or names
     gib = f'{memory / GIB:.1f}'
     return f'gpu:{sizes[0] if sizes else gib}' + (f'x{count}' if count > 1 else '')
-
-
-def options_in_place() -> dict[str, Any]:
-    """Returns compiler options with which a CPU that stands in for a GPU multiplies 16-bit numbers as they are.
-
-    Without them it makes float32 copies of all weights, which no GPU has. {} on other devices, and where this jaxlib
-    does not know the option.
-    """
-    options = {'xla_cpu_strict_dot_conv_math': True}
-    if jax.default_backend() != 'cpu':
-        return {}
-    try:
-        jax.jit(lambda x: x, compiler_options=options).lower(0).compile()
-    except jax.errors.JaxRuntimeError:
-        return {}
-    return options
 
 
 def stand_in() -> None:
