@@ -14,7 +14,10 @@ Examples:
 #   without waiting  collect/carry.py (make_carry), collect/schedule.py (sample_ahead), collect/pending.py (Pending)
 #   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device;
 #                    its noise: collect/draw.py (sample: the run's key), sampler/generate.py (row_keys),
-#                    sampler/decode.py (_choose_token); on devices of its own: sharding/sides.py (Sides)
+#                    sampler/decode.py (_choose_token); its keys and values: models/cache.py (Chunk),
+#                    sampler/schedule.py (make_schedule)
+#   its weights      sampler/programs.py (send, _convert_weights); on devices of its own: sharding/sides.py (Sides), of
+#                    other processes: sampler/serve.py (RemoteEngine), hosts/transport.py (Link)
 #   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
 #                    rewards/custom.py (load_file) of your own
 #   the advantage    learner/experience.py (make_experience), algorithms/advantage_inputs.py (compute_advantages),
@@ -22,6 +25,9 @@ Examples:
 #   the loss         learner/update.py (make_gradient), algorithms/losses.py (prepare: its weights; token_losses); of
 #                    its pieces preset NAME chooses, in configs/algorithms/NAME.py: algorithms/surrogates.py (clip),
 #                    algorithms/kl.py (k3), algorithms/weights.py (sequence_mean), algorithms/corrections.py (truncated)
+#   its numbers      defaults and ranges are arguments of pieces, as in algorithms/surrogates.py (clip); bound by
+#                    algorithms/algorithm.py (make), checked by algorithms/checks.py (_check_numbers)
+#   the critic       learner/critic.py (critic_targets, update_critic); its values: learner/programs.py (Learner)
 #   its microbatches learner/packing.py (pack: how many; cut_minibatch), learner/descent.py (accumulate)
 #   its agreement    with the sampler: algorithms/losses.py (metrics: sampler_gap_*), run/observers.py (fresh_gap_*)
 #   the optimizer    learner/descent.py (descend); an adaptive kl_coef: algorithms/algorithm.py (adapt)
@@ -91,7 +97,7 @@ def run(
     # What the collector and advantages keep in TrainState.aux, as shapes: the place in the data, means of rewards, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
     learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; adds to aux
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # of policy, reference and teacher, before an update
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # before an update; the sampler's, if so set
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
@@ -110,7 +116,7 @@ def run(
         # All hosts have the same newest step, config, data, programs and files of the user's, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.digests)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
-        if shell.newest is not None or not settings.supervised.updates:  # a cold start compiles these beside it
+        if shell.newest is not None or not settings.supervised.updates:  # else the cold start starts it
             compiler.start()
         # The newest checkpoint, put on the mesh; where a setting was amended, the parts that it shapes begin anew.
         state = open_state(run, shell.checkpoints, learner.abstract_state, learner.initial)
@@ -118,10 +124,9 @@ def run(
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         compiler.wait('the programs of a step and an evaluation')
         check_programs(run.workdir, settings.recorded, programs)  # refuses or warns where they alone have changed
-        make_workdir(run, int(state.step))  # config.json and what else tells of the run, now that all checks are passed
+        make_workdir(run, int(state.step))  # config.json and what else tells of the run, now that all is checked
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
-        # A new reference is read from a checkpoint of the policy, so that a resumed run has the same one.
-        renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)
+        renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)  # saved first: alike if resumed
         loop = shell.open_loop(run, state, settings.steps, title='train', profile=profile, on_step=on_step)
 
         for step in loop.steps():
@@ -135,7 +140,7 @@ def run(
                 packed = learner.pack(draw.rollout)  # rows without padding; None where the config pads them
                 logprobs = logprob_stage.compute(state, draw.rollout, packed)
                 rewarded = draw.finish_rewards()
-                # packed again where completions are dropped, and rewarded as they are learned from
+                # rows that are dropped are packed out, and shaping is added to rewards
                 state, experience, packed, rewarded, row = to_experience(state, draw, packed, rewarded, logprobs)
 
             with loop.stage('observe'):  # the state keeps the probe, a set of completions that were right

@@ -183,7 +183,7 @@ def admit(drawer: Drawer, indices: np.ndarray, step: int, position: int, index: 
     that comes again in a later draw gets noise of its own.
     """
     size, (queries, columns) = drawer.shapes.group_size, drawer.shapes[2:]
-    first = drawer.count_earlier_samples(indices) + index * 2**16
+    first = drawer.number_first_samples(indices) + index * 2**16
     _, prompts = drawer.pick_prompts(indices)
     groups, unjudged = [], (np.zeros(size, bool), drawer.unjudged(size))
     for place, example in enumerate(np.asarray(indices).tolist()):

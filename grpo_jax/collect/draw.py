@@ -108,11 +108,11 @@ class Drawer:
             unit = self.shapes.group_size
             sizes = allocate.spread_by_pass_rate(hits, tries, self.shapes.prompts * unit, unit)
             blocks = Grouping.by_sizes(sizes // unit)
-            first = self.count_earlier_samples(indices)[blocks.owner] + np.int32(unit * blocks.place)
+            first = self.number_first_samples(indices)[blocks.owner] + np.int32(unit * blocks.place)
             draw = self.sample(state, *self.pick_prompts(indices[blocks.owner]), progress, first=first)
             draw = draw._replace(sizes=sizes, counts=count_sizes(sizes))
         else:
-            first = self.count_earlier_samples(indices)
+            first = self.number_first_samples(indices)
             draw = self.sample(state, *self.pick_prompts(indices), progress, first=first, index=index)
         return draw._replace(chosen=chosen), state.replace(aux=aux)
 
@@ -192,7 +192,7 @@ class Drawer:
             return self.judge(examples, rollout, step)
         return rewarded
 
-    def count_earlier_samples(self, indices: Int[np.ndarray, ' P']) -> Int[np.ndarray, ' P']:
+    def number_first_samples(self, indices: Int[np.ndarray, ' P']) -> Int[np.ndarray, ' P']:
         """i32[P]: the number of each prompt's first sample in a draw: 0, or more if the prompt has come before in it.
 
         A prompt that comes twice so gets other noise the second time.

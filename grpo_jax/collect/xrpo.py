@@ -32,7 +32,7 @@ def make_rounds(drawer: Drawer, prompt_format: PromptFormat) -> Collect:
     def collect(state, progress):
         step = int(state.step)
         chosen, aux = drawer.choose(step, dict(state.aux))
-        unseeded, earlier = data.pick(drawer.dataset, chosen.indices), drawer.count_earlier_samples(chosen.indices)
+        unseeded, earlier = data.pick(drawer.dataset, chosen.indices), drawer.number_first_samples(chosen.indices)
 
         def draw_round(carry, owners, first, blocks):
             """Samples one unit for each owner, see `draw` of allocate.explore; carry: (draws, seeded completions)."""

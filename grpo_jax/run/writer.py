@@ -419,7 +419,10 @@ def _reopen(path, first_step):
         try:
             return json.loads(line)['step'] < first_step
         except (ValueError, KeyError, TypeError):
-            raise BadInput(path, line[:60].decode(errors='replace'), 'is no row; bring the file back') from None
+            begin = line[:60].decode(errors='replace')
+            raise BadInput(
+                path, begin, 'begins a line that is no row with a step; bring the file back from a copy'
+            ) from None
 
     cut_lines(path, earlier)
     return Lines(path)

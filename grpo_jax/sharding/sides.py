@@ -108,7 +108,8 @@ def make_sides(section: Any, learner: Mesh, devices: Sequence[Any]) -> Sides | N
     if not count:
         return None
     if learner.size + count > len(devices):
-        remedy = f'is beside the {learner.size} of the other axes, but only {len(devices)} devices are here; lower one'
+        remedy = f'makes {learner.size + count} devices with the {learner.size} of the other axes, and only '
+        remedy += f'{len(devices)} are here; lower mesh.sampler or another axis'
         raise BadInput('mesh.sampler', count, remedy)
     owners, own = split_processes(devices, count)
     if len(owners | own) > 1:
