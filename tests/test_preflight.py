@@ -753,12 +753,22 @@ def test_gradients_are_scattered_as_they_are_summed(libtpu, long, model, topolog
 
 def test_a_compiler_that_dies_is_tried_again_with_one_program_at_a_time(monkeypatch, capsys):
     ends, calls = [-11, 1], []
-    monkeypatch.setattr(subprocess, 'call', lambda words: calls.append(words) or ends[len(calls) - 1])
-    assert preflight._run_in_child() == 1
+    monkeypatch.setattr(subprocess, 'call', lambda words, env: calls.append(words) or ends[len(calls) - 1])
+    assert preflight._run_in_child('v5e:1x1') == 1
     assert [words[-1] for words in calls] == [f'--at_once={os.cpu_count()}', '--at_once=1']
     assert 'died of signal 11' in capsys.readouterr().err
     ends[:], calls[:] = [-11, -9], []
-    assert preflight._run_in_child() == 137
+    assert preflight._run_in_child('v5e:1x1') == 137
+
+
+def test_a_cpu_in_place_of_a_gpu_is_told_to_make_no_copies_of_weights(monkeypatch):
+    given = {}
+    monkeypatch.setattr(subprocess, 'call', lambda words, env: given.update(env) or 0)
+    monkeypatch.setenv('XLA_FLAGS', '--mine')
+    for name, platform, told in (('gpu:t4', 'cpu', True), ('gpu:t4', 'cuda', False), ('v5e:1x1', 'cpu', False)):
+        monkeypatch.setenv('JAX_PLATFORMS', platform)
+        assert preflight._run_in_child(name) == 0
+        assert given['XLA_FLAGS'].startswith('--mine') and (topology.AS_ON_GPUS in given['XLA_FLAGS']) == told
 
 
 @pytest.mark.filterwarnings('ignore:Error reading persistent compilation cache')  # what an earlier run of tests left

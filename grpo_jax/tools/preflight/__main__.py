@@ -103,14 +103,15 @@ def _tell(text):
     print(f'preflight: {text}', file=sys.stderr, flush=True)
 
 
-def _run_in_child():
+def _run_in_child(name):
     """Runs the same command in a child process, and once more when a signal kills the child. Returns the exit status.
 
-    libtpu 0.0.42 sometimes dies when it compiles two programs at once. The second child compiles one at a time, and
-    finds in the cache what the first has compiled.
+    name: of the topology; for GPUs that a CPU stands in for, the child has the flags topology.AS_ON_GPUS. libtpu 0.0.42
+    sometimes dies when it compiles two programs at once. The second child compiles one at a time, and finds in the
+    cache what the first has compiled.
     """
     environment = dict(os.environ)
-    if topology.count_gpus(flags.FLAGS.topology) and environment['JAX_PLATFORMS'] == 'cpu':
+    if topology.count_gpus(name) and environment['JAX_PLATFORMS'] == 'cpu':
         environment['XLA_FLAGS'] = f'{environment.get("XLA_FLAGS", "")} {topology.AS_ON_GPUS}'
     for at_once in (os.cpu_count(), 1):
         command = [sys.executable, '-m', 'grpo_jax', 'preflight', *sys.argv[1:], f'--at_once={at_once}']
@@ -125,7 +126,7 @@ def main() -> None:
     """Runs the command."""
     values = flags.FLAGS
     if not values.at_once:
-        sys.exit(_run_in_child())
+        sys.exit(_run_in_child(values.topology))
     try:
         sizes = [int(n) for n in values.scale.split(',') if n]
     except ValueError:
