@@ -371,8 +371,8 @@ def _make_part(name, module, weight, bind, own):
     parameters = inspect.signature(function).parameters
     asynchronous, batched = binding.is_async(function), 'completions' in parameters
     columns = getattr(function.func, 'columns', getattr(module, 'COLUMNS', ()))
-    reads = (name in parameters for name in ('correct', 'truncated', 'step'))
-    return Part(function, weight, asynchronous, batched, own, *reads, 'services' in parameters, columns)
+    correct, truncated, step, services = (name in parameters for name in ('correct', 'truncated', 'step', 'services'))
+    return Part(function, weight, asynchronous, batched, own, correct, truncated, step, services, columns)
 
 
 def check_parameters(reward_functions: RewardFunctions, examples: Sequence[Example]):
