@@ -100,7 +100,7 @@ def get_config(preset='grpo'):
 
     config.learner.epochs = 1            # passes over a step's rollout
     config.learner.minibatches = 1       # optimizer updates a pass
-    config.learner.microbatches = 1      # gradients that add up to one update, of padded rows; above 1 rows are padded
+    config.learner.microbatches = 1      # gradients that add up to one update, where rows are padded; above 1 they are
     config.learner.pack_columns = -1     # tokens of a packed row ...
     config.learner.remat = 'none'        # computed again in the backward pass: none; dots ...
     config.learner.offload = ()          # lie in the hosts' memory until they are used: optimizer, its moments ...
@@ -117,7 +117,7 @@ def get_config(preset='grpo'):
 
     config.evaluation.every = 0          # steps between evaluations; 0: before and after only
     config.evaluation.prompts = 256      # prompts of the test split
-    config.evaluation.samples = 8        # completions of a prompt that are drawn: k of pass@k and maj@k
+    config.evaluation.samples = 8        # completions of a prompt that are drawn: n of maj@n, the largest k of pass@k
     config.evaluation.temperature = 0.0  # of these completions; 0: rollout.temperature
     config.checkpoint.every = 50         # steps between checkpoints; the last step is always saved
     config.checkpoint.keep = 2           # checkpoints that are kept, the newest; older ones are deleted

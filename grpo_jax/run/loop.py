@@ -189,7 +189,7 @@ class Shell:
             if first:
                 key = 'steps' if title == 'train' else 'supervised.updates'
                 end = f'finished after {steps} steps' + f'; raise {key} to go on' * (title != 'cold start')
-                again = len(rows.read_rows(os.path.join(self._workdir, 'metrics.jsonl'))) - first
+                again = files.count_lines(os.path.join(self._workdir, 'metrics.jsonl')) - first
                 lost = f', and does {again} more again, of which there is no checkpoint' * (again > 0)
                 console.print(f'{title}: {f"goes on after {first} of {steps} steps{lost}" if first < steps else end}')
             writer = self._stack.enter_context(

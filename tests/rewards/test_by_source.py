@@ -86,7 +86,7 @@ def test_a_service_of_one_source_is_told_the_step_of_the_run():
     steps, own = [], {'parts': (('own', 1.0),)}
     with rewards.build(options(by_source={'asked': own}), 64, {'own': lambda completion, example: 0.0}) as functions:
         inner = functions.by_source['asked']
-        part = inner.parts['own']._replace(remote=True, function=service)
+        part = inner.parts['own']._replace(remote=True, reads_step=True, function=service)
         functions = functions._replace(step=3, by_source={'asked': inner._replace(parts={'own': part})})
         asked = SUM._replace(id=1, meta={'source': 'asked'})
         rewarded = rewards.compute_rewards(functions, [SUM, asked], ['7', 'a'], [False] * 2, [1] * 2)

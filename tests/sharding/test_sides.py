@@ -220,10 +220,10 @@ def test_draws_sampled_beside_the_learner_are_those_of_one_mesh_and_both_work_at
 @pytest.mark.parametrize(
     ('changes', 'words'),
     [
-        (dict(mesh__sampler=5), ('beside the 4', '8 devices')),
+        (dict(mesh__sampler=5), ('9 devices with the 4', 'only 8')),
         (dict(mesh__sampler=3), ('prompts_per_step = 4', '3 devices', 'choose 2')),
         (dict(mesh__fsdp=2, mesh__tensor=2, mesh__sampler=3), ('mesh.tensor = 2', 'choose 4')),
-        (dict(mesh__data=0, mesh__fsdp=1, mesh__sampler=8), ('beside the 1', '8 devices')),
+        (dict(mesh__data=0, mesh__fsdp=1, mesh__sampler=8), ('9 devices with the 1', 'only 8')),
         (dict(preset='sft', mesh__sampler=4), ('reads completions',)),
     ],
     ids=['devices', 'prompts', 'tensor', 'nothing left', 'nothing to sample'],
