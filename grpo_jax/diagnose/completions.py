@@ -7,6 +7,7 @@ from grpo_jax.diagnose.signs import (
     Rows,
     Sign,
     average,
+    average_earned,
     averages,
     format_change,
     format_steps,
@@ -31,7 +32,7 @@ def truncation(rows: Rows, context: Context) -> Sign | None:
     answer = 'grown' if first and now and now >= GROWN * first else ''
     if answer and min(shares) >= ALL:
         answer = 'endless'
-    elif answer and context.source == 'policy' and not _is_paid_better(rows[:1], recent):
+    elif answer and not _is_paid_better(rows[:1], recent, context):
         answer = 'broken'
     return Sign(
         f'{shares[-1]:.0%} of the completions are cut off by the budget',
@@ -40,9 +41,9 @@ def truncation(rows: Rows, context: Context) -> Sign | None:
     )
 
 
-def _is_paid_better(before, now):
-    """Whether the mean reward of later rows is above the mean reward of earlier ones; True where one is unknown."""
-    old, new = average(before, 'reward'), average(now, 'reward')
+def _is_paid_better(before, now, context):
+    """Whether the policy's mean reward is higher in later rows than in earlier rows; True where one is unknown."""
+    old, new = (average_earned(rows, 'reward', context) for rows in (before, now))
     return old is None or new is None or new > old
 
 

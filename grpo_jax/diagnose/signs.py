@@ -280,6 +280,11 @@ def average(rows: Rows, name: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
+def average_earned(rows: Rows, name: str, context: Context) -> float | None:
+    """Returns a reward's mean as what the policy earns; None also where another policy wrote the completions."""
+    return average(rows, name) if context.source == 'policy' else None
+
+
 def averages(rows: Rows, *names: str) -> list[float] | None:
     """Returns the average of each metric; None when one metric has none."""
     values = [average(rows, name) for name in names]
@@ -307,13 +312,10 @@ def spans(rows: Rows, window: int, least: int = 0) -> Iterator[tuple[Rows, Rows]
 def has_improved(before: Rows, now: Rows, context: Context) -> bool:
     """Returns whether accuracy has grown by config.diagnose.gain from `before` to `now`; True when no metric tells.
 
-    Without accuracy, the reward must have grown by `gain` of its standard deviation. Neither tells of the policy where
-    the completions are not its own.
+    Without accuracy, the reward must have grown by `gain` of its standard deviation.
     """
-    if context.source != 'policy':
-        return True
     for name, unit in ((context.accuracy, 1.0), ('reward', average(before, 'reward_std'))):
-        old, new = average(before, name), average(now, name)
+        old, new = average_earned(before, name, context), average_earned(now, name, context)
         if old is not None and new is not None and unit is not None:
             return new - old >= context.options.gain * unit
     return True
@@ -326,12 +328,9 @@ def has_worsened(before: Rows, now: Rows, context: Context) -> bool:
 
 
 def least_reward(before: Rows, context: Context) -> float | None:
-    """Returns the reward below which later rows have worsened; None without the reward or its standard deviation.
-
-    None also where the completions are not the policy's own.
-    """
-    old = averages(before, 'reward', 'reward_std')
-    return None if old is None or context.source != 'policy' else old[0] - old[1] / 2
+    """Returns the reward below which later rows have worsened; None without the reward or its standard deviation."""
+    old, spread = average_earned(before, 'reward', context), average(before, 'reward_std')
+    return None if old is None or spread is None else old - spread / 2
 
 
 def format_steps(rows: Rows) -> str:

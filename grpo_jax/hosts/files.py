@@ -90,14 +90,6 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[str]:
             raise
 
 
-def count_lines(path: str | os.PathLike) -> int:
-    """How many lines a file has, counting one that breaks off; 0 without the file."""
-    if not os.path.exists(path):
-        return 0
-    with open(path, 'rb') as lines:
-        return sum(1 for _ in lines)
-
-
 def path_inside(folder: str | os.PathLike, name: str) -> str:
     """The path of the file `name` in a folder that others have made, checked to lie in the folder.
 

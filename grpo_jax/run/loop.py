@@ -28,7 +28,7 @@ from grpo_jax.rewards import RewardError, Rewards, RewardsMissing
 from grpo_jax.run import checkpoint, measure, rows
 from grpo_jax.run.console import console
 from grpo_jax.run.signals import Signals
-from grpo_jax.run.writer import FILES, Dropped, Writer
+from grpo_jax.run.writer import FILES, Dropped, Writer, last_steps
 from grpo_jax.sharding.sides import split_processes
 from grpo_jax.text import during
 from grpo_jax.types import Experience, TrainState
@@ -135,7 +135,7 @@ class Shell:
     """A context around a run that opens its checkpoints and files, and closes them however the run ends."""
 
     def __init__(self, workdir: str, keep: int, best: str = ''):
-        """Opens a workdir's checkpoints, of which the newest `keep` stay, and the one of the highest figure `best`."""
+        """Opens a workdir's checkpoints; the newest `keep` stay, and the checkpoint with the highest figure `best`."""
         self._workdir, self._stack = workdir, contextlib.ExitStack()
         self._finished: _Finished | None = None  # state after the last step
         self._best = checkpoint.Best(workdir, best) if best else None
@@ -189,7 +189,7 @@ class Shell:
             if first:
                 key = 'steps' if title == 'train' else 'supervised.updates'
                 end = f'finished after {steps} steps' + f'; raise {key} to go on' * (title != 'cold start')
-                again = files.count_lines(os.path.join(self._workdir, 'metrics.jsonl')) - first
+                again = last_steps(self._workdir, ['metrics.jsonl'])['metrics.jsonl'] + 1 - first
                 lost = f', and does {again} more again, of which there is no checkpoint' * (again > 0)
                 console.print(f'{title}: {f"goes on after {first} of {steps} steps{lost}" if first < steps else end}')
             writer = self._stack.enter_context(
