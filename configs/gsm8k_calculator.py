@@ -12,7 +12,7 @@ from grpo_jax.configs import default
 
 
 def get_config(preset='dr_grpo'):
-    """The config: a cold start on values of which most have a decimal slip, then reinforcement by the verifier."""
+    """The config: a cold start on values, most with a decimal slip, then reinforcement by the verifier."""
     config = default.get_config(preset)
     config.steps = 60
     config.model.path = 'configs/models/characters'

@@ -12,7 +12,7 @@ REMEDY = {'reward.length_shaping': 'overlong', 'reward.options.overlong.margin':
 
 
 def get_config(preset='dr_grpo'):
-    """The config of the demo with two digits, and demonstrations of which a third write the working twice."""
+    """The config of the demo with two digits; a third of the demonstrations write the working twice."""
     config = habits.get_config(preset, blurts=0.4, habit='repeat', share=0.33, max_tokens=48)
     config.reward.parts = (('numeric', 1.0), ('configs/labs/careless.py:equations', 1.0))
     # of overlong: worked out once a sum takes some 20 tokens, twice 36, which must cost more than two equations pay

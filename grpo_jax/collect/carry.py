@@ -150,7 +150,7 @@ def load_groups(pending: Any, drawer: Drawer, step: int) -> UnderWay:
 
 
 def with_rewards(groups: Sequence[PendingGroup], earlier: Sequence[PendingGroup]) -> list[PendingGroup]:
-    """The groups, of which the first get the rewards in `earlier`, which holds these groups as they were before."""
+    """The groups; the first of them get the rewards of `earlier`, the same groups as the steps before left them."""
     known = [group._replace(judged=e.judged, rewarded=e.rewarded) for group, e in zip(groups, earlier, strict=False)]
     return [*known, *groups[len(known) :]]
 

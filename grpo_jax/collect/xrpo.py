@@ -75,7 +75,7 @@ def seed_unsolved(
     blocks: Sequence[Sequence],
     count: int,
 ) -> tuple[Dataset, int]:
-    """Returns (the Dataset of the owners' prompts, of which some have exemplars before them; how many have).
+    """Returns (the Dataset of the owners' prompts, some with exemplars before them; how many prompts have exemplars).
 
     longest: most tokens of a prompt. unseeded: the step's P prompts. owners: for each of S places of a round, the
     number of its prompt. blocks: for each of the P prompts, its select.Groups so far. count: most exemplars.

@@ -318,7 +318,7 @@ def check_missing(reward_functions: RewardFunctions, step: int, rewarded: Reward
             raise RewardsMissing(
                 'reward.most_missing',
                 most,
-                f'{text}; then the same command goes on, with --amend where you have changed a file of it',
+                f'{text}; then the same command goes on, with --amend if you have changed a file of the reward',
             )
         logger.warning('%s', text)
     for client in reward_functions.resources.services.values():

@@ -113,7 +113,7 @@ def candidate_flags(plan: plans.PlannedRun, candidate: Candidate) -> str:
 def train_flags(plan: plans.PlannedRun, given: Sequence[str], candidate: Candidate | None = None) -> str:
     """Returns the flags to train with, as text: the --config flags given, the mesh, and the candidate's changes.
 
-    given: the words of the command line, of which keys that the mesh or the candidate sets are left out.
+    given: the words of the command line; flags of keys that the mesh or the candidate sets are left out.
     """
     overrides = {f'mesh.{name}': size for name in (*AXES, 'sampler') if (size := plan.config.mesh.get(name, 0)) > 1}
     if candidate is None:

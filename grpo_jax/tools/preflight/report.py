@@ -65,7 +65,7 @@ def print_guess(plan: PlannedRun) -> None:
     most, memory = max(guess.memory.values()), plan.chip.memory
     phases = ', '.join(f'{phase} {size / GIB:.1f}' for phase, size in guess.memory.items())
     seconds = sum(max(bounds.values()) for bounds in guess.seconds.values())
-    # a formula has been a third too low
+    # the compiler has counted a quarter more than the formula
     fits = 'likely to fit' if most < 0.75 * memory else 'may fit or not' if most < memory else 'unlikely to fit'
     least = f'; a step takes {seconds:.2g} s or more' * (seconds > 0)
     used = f'{most / GIB:.1f} of {memory / GIB:.1f} GiB in use at most ({phases})'

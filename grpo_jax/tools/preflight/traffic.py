@@ -124,7 +124,7 @@ class Traffic:
         return all(x.op in ('parameter', 'bitcast') for x in inner.values())
 
     def _bytes_written(self, i, scope):
-        """[(bytes written to HBM, of which in partly filled tiles)] for each result of an instruction."""
+        """[(bytes written to HBM, how many of these lie in partly filled tiles)] for each result of an instruction."""
         sizes = self._result_sizes(i, scope)
         if i.op == 'fusion':
             outputs, _ = self._passed_buffers(i)
@@ -134,7 +134,10 @@ class Traffic:
         return [size if array.hbm else (0, 0) for array, size in zip(i.arrays, sizes, strict=True)]
 
     def _result_sizes(self, i, scope):
-        """[(bytes, of which in partly filled tiles)] for each result in any memory; for an update in place, its own."""
+        """[(bytes, how many of these lie in partly filled tiles)] for each result, in any memory.
+
+        An update in place counts the bytes of the update alone.
+        """
         if i.op == 'dynamic-update-slice':
             dims = scope[i.operands[1]].arrays[0].dims
             touched = i.arrays[0].bytes(dims)

@@ -59,7 +59,7 @@ def count_prompts(run: Run) -> int:
     """Returns how many prompts a run's evaluations have; 0 when the number is unknown.
 
     It is config.evaluation.prompts if all greedy figures are multiples of 1 / prompts. Else the split has fewer
-    prompts: the result is the least number of which all figures are multiples, for the widest intervals.
+    prompts: the result is the least number n with all figures multiples of 1 / n, which makes the widest intervals.
     """
     section = run.config.get('evaluation')
     most = section.get('prompts') if isinstance(section, dict) else None
