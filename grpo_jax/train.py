@@ -19,15 +19,21 @@ Examples:
 #   its weights      sampler/programs.py (send, _convert_weights); on devices of its own: sharding/sides.py (Sides), of
 #                    other processes: sampler/serve.py (RemoteEngine), hosts/transport.py (Link)
 #   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
-#                    rewards/custom.py (load_file) of your own
+#                    rewards/custom.py (load_file) of your own; rewards/__init__.py says what one may take and return
 #   the advantage    learner/experience.py (make_experience), algorithms/advantage_inputs.py (compute_advantages),
 #                    algorithms/advantages.py (group_norm); of dead groups collect/select.py (find_dead)
 #   the loss         learner/update.py (make_gradient), algorithms/losses.py (prepare: its weights; token_losses); of
-#                    its pieces preset NAME chooses, in configs/algorithms/NAME.py: algorithms/surrogates.py (clip),
-#                    algorithms/kl.py (k3), algorithms/weights.py (sequence_mean), algorithms/corrections.py (truncated)
+#                    its pieces preset NAME chooses, in configs/algorithms/NAME.py: for grpo algorithms/surrogates.py
+#                    (clip), algorithms/kl.py (k3), algorithms/weights.py (sequence_mean); a correction, of which grpo
+#                    has none: algorithms/corrections.py (truncated)
+#   a new term       algorithms/regularizers.py (entropy_bonus); what it may read: algorithms/checks.py (READABLE),
+#                    algorithms/losses.py (make_inputs); of the head: types.py (HeadOutput), learner/logprobs.py
+#                    (_read_logits)
 #   its numbers      defaults and ranges are arguments of pieces, as in algorithms/surrogates.py (clip); bound by
 #                    algorithms/algorithm.py (make), checked by algorithms/checks.py (_check_numbers)
-#   the critic       learner/critic.py (critic_targets, update_critic); its values: learner/programs.py (Learner)
+#   the critic       its targets: learner/critic.py (critic_targets), of algorithms/group_math.py
+#                    (generalized_advantages); its update: learner/update.py (update), learner/critic.py
+#                    (update_critic); its values: learner/programs.py (Learner)
 #   its microbatches learner/packing.py (pack: how many; cut_minibatch), learner/descent.py (accumulate)
 #   its agreement    with the sampler: algorithms/losses.py (metrics: sampler_gap_*), run/observers.py (fresh_gap_*)
 #   the optimizer    learner/descent.py (descend); an adaptive kl_coef: algorithms/algorithm.py (adapt)
@@ -35,7 +41,9 @@ Examples:
 #   the reference    collect/policies.py: the first (load_reference), a new one (make_renewal)
 #   a diagnosis      its signs: diagnose/groups.py (dead_run), diagnose/policy.py (entropy_collapse), ...; which speak:
 #                    diagnose/monitors.py (new_diagnoses); who prints and records it: run/loop.py (Monitors)
-#   a signal         run/signals.py (Signals), run/loop.py (finish)
+#   a refusal        errors.py (BadInput; Checks collects several), run/open.py (open_run)
+#   a signal         run/signals.py (Signals), run/loop.py (finish); the exit status: run/cli.py (run), errors.py
+#   its processes    are alike: run/loop.py (barrier, finish), hosts/processes.py (exchange_stop)
 #   a checkpoint     types.py (TrainState) lists what is in it, run/loop.py (finish) says when,
 #                    run/checkpoint.py (save, restore), run/open.py (open_state) resumes from it
 
@@ -90,14 +98,14 @@ def run(
     # Model, tokenizer, rewards, mesh; data to learn from and to be evaluated on. What is wrong with them is refused at
     # once; the makers of the participants below refuse what only they can find.
     run, splits = open_training(config, workdir, algorithm, functions, steering, examples=examples)
-    settings, algorithm = run.settings, run.algorithm  # typed values; the argument, or the config's
+    settings, algorithm = run.settings, run.algorithm  # the config's values, typed; `algorithm`, or the config's
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
     # What the collector and advantages keep in TrainState.aux, as shapes: the place in the data, means of rewards, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
     learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; adds to aux
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # before an update; the sampler's, if so set
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # what the old policy, reference, teacher give tokens
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
@@ -116,17 +124,18 @@ def run(
         # All hosts have the same newest step, config, data, programs and files of the user's, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.digests)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
-        if shell.newest is not None or not settings.supervised.updates:  # else the cold start starts it
+        if shell.newest is not None or not settings.supervised.updates:  # else between the cold start's updates
             compiler.start()
         # The newest checkpoint, put on the mesh; where a setting was amended, the parts that it shapes begin anew.
         state = open_state(run, shell.checkpoints, learner.abstract_state, learner.initial)
         # Without one, the model's policy, or what the cold start, a run of its own, makes of it.
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         compiler.wait('the programs of a step and an evaluation')
-        check_programs(run.workdir, settings.recorded, programs)  # refuses or warns where they alone have changed
+        check_programs(run.workdir, settings.recorded, programs)  # if they alone differ from those of the last start
         make_workdir(run, int(state.step))  # config.json and what else tells of the run, now that all is checked
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
-        renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)  # saved first: alike if resumed
+        # It makes a new reference of the policy in a checkpoint, which it saves first: a resumed run makes the same.
+        renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)
         loop = shell.open_loop(run, state, settings.steps, title='train', profile=profile, on_step=on_step)
 
         for step in loop.steps():

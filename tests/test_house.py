@@ -44,7 +44,7 @@ FLOORS = [
 BATTERIES = ('rewards', 'data', 'environments', 'workers', 'diagnose')  # chosen by a file's name, or passive
 
 # upper bounds of an honest house, which each issue moves by what it may add: lines and tokens of the core and of all
-BUDGETS = {'core': (24_368, 186_482), 'all': (41_979, 312_673)}
+BUDGETS = {'core': (24_377, 186_490), 'all': (41_999, 312_799)}
 RUN_FILES = 16
 DEMO_MODULES, MINIMAL_MODULES = 156, 43  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
 
@@ -363,11 +363,11 @@ def test_two_steps_of_the_demo_load_no_tool(tmp_path):
 
 def test_the_map_in_train_leads_to_what_it_names():
     text = next(text for path, text, _ in SOURCES if path == 'train.py')
-    places = re.findall(r'([\w/]+\.py) \(([\w, ]+)\)', '\n'.join(re.findall(r'^#  .*$', text, re.M)))
-    assert len(places) > 10
+    places = re.findall(r'([\w/]+\.py) \(([\w, ]+)\)', ' '.join(re.findall(r'^# +(.*)$', text, re.M)))
+    assert len(places) > 40
     defined = defaultdict(set)
-    for path, node in nodes(*FUNCTIONS, ast.ClassDef):
-        defined[path].add(node.name)
+    for path, node in nodes(*FUNCTIONS, ast.ClassDef, ast.Assign):
+        defined[path] |= {getattr(node, 'name', None), *(getattr(x, 'id', None) for x in getattr(node, 'targets', ()))}
     none(
         f'{name} is not in {path}' for path, names in places for name in names.split(', ') if name not in defined[path]
     )

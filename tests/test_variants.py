@@ -376,6 +376,24 @@ def test_other_programs_are_another_curve(tmp_path):
     assert [[run.config['seed'] for run in v.runs] for v in read.read_variants(folders)] == [[0, 1, 2]]
 
 
+def test_programs_of_several_machines_are_never_mixed(tmp_path):
+    def curves(*ran):  # machine and programs of each run, which are its seeds 0, 1, ...
+        folders = []
+        for seed, (machine, programs) in enumerate(ran):
+            folder = tmp_path / '-'.join(map('_'.join, ran)) / str(seed)
+            folders.append(runs.make(folder, seed=seed))
+            write_programs(folder, {'update': programs})
+            (folder / 'environment.json').write_text(json.dumps([{'python': machine}]))
+        return [[run.config['seed'] for run in variant.runs] for variant in read.read_variants(folders)]
+
+    assert curves(('A', 'P1'), ('A', 'P2'), ('B', 'P2')) == [[0], [1, 2]]
+    assert curves(('B', 'P2'), ('A', 'P1'), ('A', 'P2')) == [[0, 2], [1]]
+    # which of A's programs is B's, nobody can know: B's is a curve of its own
+    assert curves(('A', 'P1'), ('A', 'P2'), ('B', 'Q')) == [[0], [1], [2]]
+    assert curves(('A', 'P1'), ('A', 'P1'), ('B', 'Q'), ('B', 'Q')) == [[0, 1, 2, 3]]
+    assert curves(('A', 'P1'), ('B', 'P1'), ('B', 'P2'), ('C', 'P1')) == [[0, 1, 3], [2]]
+
+
 def test_one_seed_twice_is_said_and_no_curve(tmp_path):
     folders = [runs.make(tmp_path / name / '0') for name in 'ab'] + [runs.make(tmp_path / 'b' / '1', seed=1)]
     variants = read.read_variants(folders)

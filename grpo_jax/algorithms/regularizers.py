@@ -1,10 +1,8 @@
 """Per-token terms f32[B, C] whose means are added to the loss, whatever weights the policy loss has.
 
 A mean is over all tokens of the minibatch, or over the tokens that the piece's property acts_on selects. What a
-regularizer may read:
-logprobs, entropy, log_ratio, sampler_logprobs and top_covariance f32[B, C], advantages f32[B, 1 or C], mask bool[B, C],
-rewards f32[B], correct f32[B] (1 right, else 0), teacher_kl f32[B, C], the KL to a teacher, and entropy_coef f32[],
-which may adapt.
+regularizer may read: all that a surrogate may (see surrogates), with correct f32[B] 1 for right and else 0; weights,
+selected and top_covariance f32[B, C]; entropy_coef and kl_coef f32[], which may adapt. checks.READABLE lists the names.
 """
 
 import jax

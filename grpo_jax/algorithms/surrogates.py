@@ -1,7 +1,9 @@
 """Per-token policy losses f32[B, C].
 
-What a surrogate may read: ratio, log_ratio, logprobs, base_logprobs (which the ratio divides by), ref_logprobs
-f32[B, C]; advantages f32[B, 1 or C]; mask bool[B, C]; group_ids i32[B]. In formulas A is the advantage, x the ratio.
+What a surrogate may read: advantages f32[B, 1 or C]; mask bool[B, C]; group_ids i32[B]; correct, rewards f32[B]; and
+f32[B, C]: ratio, log_ratio, token_ratio, logprobs, base_logprobs (which the ratio divides by), ref_logprobs,
+sampler_logprobs, entropy, log_rho, drift, teacher_kl. checks.READABLE lists the names, losses.make_inputs says what
+they are. In formulas A is the advantage, x the ratio.
 """
 
 from typing import Annotated

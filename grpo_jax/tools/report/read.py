@@ -55,26 +55,17 @@ def read_variants(folders: Sequence[str]) -> list[Variant]:
     """
     paths = [path for folder in folders for path in find_runs(folder)]
     runs = [read_run(path) for path in dict.fromkeys(map(os.path.normpath, paths))]
-    alike: dict[tuple, list[Run]] = {}
-    programs: dict[str, list] = {}  # the different programs of runs that are else equal but for their seeds
-    repeats: dict[tuple, list[Run]] = {}  # runs of a variant with one seed
-    for run in runs:
-        settings = {name: value for name, value in run.config.items() if name not in WITHOUT_EFFECT}
-        variant = json.dumps([settings, dict(run.pieces)], sort_keys=True)
-        others = {name: run.config.get(name) for name in WITHOUT_EFFECT if name != 'seed'}
-        machine = [{part: entry.get(part) for part in steering.MACHINE} for entry in run.environment[:1]]
-        known = programs.setdefault(variant + json.dumps([others, machine], sort_keys=True), [])
-        if run.programs and run.programs not in known:
-            known.append(run.programs)
-        number = known.index(run.programs) if run.programs else 0
-        twins = repeats.setdefault((variant, number, str(run.config.get('seed'))), [])
-        if twins:
-            pair = f'{run.folder} and {twins[0].folder}'
+    curves: dict[tuple, list[Run]] = {}
+    same_seed: dict[tuple, list[Run]] = {}  # runs of a curve that have one seed, of which the first is in the curve
+    for run, key in zip(runs, _variant_keys(runs), strict=True):
+        repeats = same_seed.setdefault((key, str(run.config.get('seed'))), [])
+        if repeats:
+            pair = f'{run.folder} and {repeats[0].folder}'
             run.notes.append(f'{pair} have one seed, settings, pieces and programs, and are not one curve')
-        alike.setdefault((variant, number, len(twins)), []).append(run)
-        twins.append(run)
-    names = _short_names([[run.folder for run in group] for group in alike.values()])
-    return [Variant(name, group) for name, group in zip(names, alike.values(), strict=True)]
+        curves.setdefault((key, len(repeats)), []).append(run)
+        repeats.append(run)
+    names = _short_names([[run.folder for run in curve] for curve in curves.values()])
+    return [Variant(name, curve) for name, curve in zip(names, curves.values(), strict=True)]
 
 
 def find_runs(folder: str) -> list[str]:
@@ -142,6 +133,26 @@ def as_number(value: Any) -> float:
     except OverflowError:  # an integer too large for a float
         return math.nan
     return value if math.isfinite(value) else math.nan
+
+
+def _variant_keys(runs):
+    """What must be equal in runs of one Variant, a text for each run: settings but the seed, pieces and programs.
+
+    Programs differ between machines and meshes too, which is no sign of another algorithm. So they part runs only where
+    one machine and mesh has several of them; then each is a Variant of its own, on all machines.
+    """
+    keys, programs = [], [json.dumps(dict(run.programs), sort_keys=True) for run in runs]
+    known: dict[str, dict[str, set[str]]] = {}  # programs, by settings and pieces, then by machine and mesh
+    for run, text in zip(runs, programs, strict=True):
+        settings = {name: value for name, value in run.config.items() if name not in WITHOUT_EFFECT}
+        keys.append(json.dumps([settings, dict(run.pieces)], sort_keys=True))
+        others = {name: run.config.get(name) for name in WITHOUT_EFFECT if name != 'seed'}
+        machine = [{part: entry.get(part) for part in steering.MACHINE} for entry in run.environment[:1]]
+        if run.programs:
+            place = json.dumps([others, machine], sort_keys=True)
+            known.setdefault(keys[-1], {}).setdefault(place, set()).add(text)
+    parted = {key for key, places in known.items() if any(len(several) > 1 for several in places.values())}
+    return [key + text if key in parted else key for key, text in zip(keys, programs, strict=True)]
 
 
 def _read_or_note(read, notes):
