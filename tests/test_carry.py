@@ -195,7 +195,7 @@ def test_a_changed_shape_is_refused_and_a_branch_draws_again_what_was_under_way(
     assert not [*provenance.verify(str(tmp_path / 'run'))]  # bytes have the digest that they were saved with
     config.rollout.max_tokens, config.steps = 32, 3
     for start in (train.check, train.run):
-        with pytest.raises(BadInput, match='under way in the checkpoint'):
+        with pytest.raises(BadInput, match=r'^--amend = .*are under way in the checkpoint'):
             start(config, str(tmp_path / 'run'), steering=Steering(amend=True))
     assert (tmp_path / 'run' / 'config.json').read_text() == before
     recorded = checkpoint.recorded_pending(checkpoint.path_of(str(tmp_path / 'run'), 2))

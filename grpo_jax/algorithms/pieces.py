@@ -124,7 +124,7 @@ def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
     elif name in choices:
         piece = choices[name]
     elif ':' in name:
-        remedy = 'is a Python function, which no config can load; pass the Algorithm as algorithm=, or use FILE.py:NAME'
+        remedy = 'names a function, but no file that holds it; write FILE.py:NAME, or pass train.run algorithm= again'
         raise BadInput(f'algorithm.{key}', name, remedy)
     else:
         near = difflib.get_close_matches(name, choices, 3)

@@ -77,12 +77,12 @@ def packed_sizes(mesh: Mesh, shapes: Shapes, learning: Learning, algorithm: Any)
     block = math.gcd(columns // context_size, BLOCK[platform])
     rows = learning.pack_rows * devices_along(mesh, BATCH_AXES)
     sizes = PackSizes(rows, columns, block, shapes.group_size, shapes.queries, shapes.tokens, whole_groups)
-    least = sizes.queries + sizes.tokens * (sizes.group_size if whole_groups else 1)
+    least, multiple = sizes.queries + sizes.tokens * (sizes.group_size if whole_groups else 1), 8 * context_size
     if columns < least:
         behind = 'its group' if whole_groups else 'a completion'
+        least += -least % multiple
         remedy = f'is too short for a prompt of {sizes.queries} tokens with {behind}; choose {least} or more'
         raise BadInput('learner.pack_columns', columns, remedy)
-    multiple = 8 * context_size
     if columns % multiple:
         remedy = f'must be a multiple of 8 x mesh.context = {multiple}; raise it to {columns + -columns % multiple}'
         raise BadInput('learner.pack_columns', columns, remedy)

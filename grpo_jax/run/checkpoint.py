@@ -305,12 +305,13 @@ def recorded_pending(path: str) -> dict[str, np.ndarray] | None:
 
 def check_reshaping(pending: Mapping[str, Any] | None, amended: set[str]) -> None:
     """Raises BadInput if amended config keys change the shapes of completions, and a checkpoint has some `pending`."""
-    for key in sorted(amended & RESHAPING) if pending else ():
+    keys = sorted(amended & RESHAPING)
+    if pending and keys:
         raise BadInput(
-            key,
-            'changed',
-            'completions in the old shapes are under way in the checkpoint; go on with the old value, or begin a '
-            'branch, which samples their prompts again: --branch=FOLDER',
+            '--amend',
+            ', '.join(keys),
+            'changes the shapes of completions, of which some are under way in the checkpoint; go on with the old '
+            'value, or begin a branch, which samples their prompts again: --branch=FOLDER',
         )
 
 

@@ -298,15 +298,20 @@ def _scaled_block(tensor, scale, block):
     block: weight_block_size of config.json, or None.
     """
     rows, columns = two_axes(tensor.shape)
-    if scale.dtype in DTYPES and scale.dtype not in FP8:
-        if math.prod(scale.shape) == 1:
-            return rows, columns
-        if scale.shape in ((rows,), (rows, 1)):
-            return 1, columns
-        if block and scale.shape == (-(-rows // block[0]), -(-columns // block[1])):
-            return block
-    remedy = f'is no scale of {tensor.shape} in blocks of weight_block_size {block}; {folders.REMEDY}'
-    raise BadInput(scale.name, (scale.dtype, *scale.shape), remedy)
+    floats = [dtype for dtype in DTYPES if dtype not in FP8]
+    if scale.dtype not in floats:
+        remedy = f'is no dtype of a scale, which has one of {", ".join(floats)}; {folders.REMEDY}'
+        raise BadInput(scale.name, scale.dtype, remedy)
+    blocks = {(rows,): (1, columns), (rows, 1): (1, columns)}
+    if block:
+        blocks.setdefault((-(-rows // block[0]), -(-columns // block[1])), block)
+    if math.prod(scale.shape) == 1:
+        return rows, columns
+    if scale.shape not in blocks:
+        shapes = ', '.join(map(str, [(1,), *blocks]))
+        remedy = f'is no scale of weights of shape {tensor.shape}, which has one of {shapes}; {folders.REMEDY}'
+        raise BadInput(scale.name, scale.shape, remedy)
+    return blocks[scale.shape]
 
 
 def load_parameter(
