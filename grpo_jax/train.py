@@ -8,9 +8,12 @@ Examples:
 """
 
 # Where the parts of a step are:
+#   its settings     run/config_file.py (Parser, read_config): flags and files; run/settings.py (from_config), with the
+#                    options of each package: typed values; run/open.py (open_run): what cannot be together
 #   its devices      sharding/mesh.py (choose, make); what lies on them how: sharding/specs.py (params, by the axes that
 #                    models/transformer.py (param_table) names; over_rows), learner/programs.py (_abstract_state)
-#   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk)
+#   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk); of rows: data/dataset.py (load),
+#                    data/records.py (read_prompt), data/prompt_format.py (encode_prompt)
 #   without waiting  collect/carry.py (make_carry), collect/schedule.py (sample_ahead), collect/pending.py (Pending)
 #   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device;
 #                    its noise: collect/draw.py (sample: the run's key), sampler/generate.py (row_keys),
@@ -22,10 +25,11 @@ Examples:
 #                    rewards/custom.py (load_file) of your own; rewards/__init__.py says what one may take and return
 #   the advantage    learner/experience.py (make_experience), algorithms/advantage_inputs.py (compute_advantages),
 #                    algorithms/advantages.py (group_norm); of dead groups collect/select.py (find_dead)
-#   the loss         learner/update.py (make_gradient), algorithms/losses.py (prepare: its weights; token_losses); of
-#                    its pieces preset NAME chooses, in configs/algorithms/NAME.py: for grpo algorithms/surrogates.py
-#                    (clip), algorithms/kl.py (k3), algorithms/weights.py (sequence_mean); a correction, of which grpo
-#                    has none: algorithms/corrections.py (truncated)
+#   the loss         learner/programs.py (Update), learner/update.py (make_gradient), algorithms/losses.py
+#                    (token_losses; prepare: their weights); of its pieces preset NAME chooses, in
+#                    configs/algorithms/NAME.py: for grpo algorithms/surrogates.py (clip), algorithms/kl.py (k3),
+#                    algorithms/weights.py (sequence_mean); a correction, of which grpo has none:
+#                    algorithms/corrections.py (truncated)
 #   a new term       algorithms/regularizers.py (entropy_bonus); what it may read: algorithms/checks.py (READABLE),
 #                    algorithms/losses.py (make_inputs); of the head: types.py (HeadOutput), learner/logprobs.py
 #                    (_read_logits)
@@ -34,13 +38,20 @@ Examples:
 #   the critic       its targets: learner/critic.py (critic_targets), of algorithms/group_math.py
 #                    (generalized_advantages); its update: learner/update.py (update), learner/critic.py
 #                    (update_critic); its values: learner/programs.py (Learner)
-#   its microbatches learner/packing.py (pack: how many; cut_minibatch), learner/descent.py (accumulate)
+#   its microbatches learner/packing.py (pack: how many; cut_minibatch), learner/descent.py (accumulate); who attends to
+#                    whom in a packed row: models/attention.py (PackedMask)
 #   its agreement    with the sampler: algorithms/losses.py (metrics: sampler_gap_*), run/observers.py (fresh_gap_*)
 #   the optimizer    learner/descent.py (descend); an adaptive kl_coef: algorithms/algorithm.py (adapt)
-#   adapters         models/lora.py (split, join), run/open.py (make_whole_policy)
+#   adapters         models/lora.py (policy_table, split, join), models/linear.py (matmul), run/open.py
+#                    (make_whole_policy), tools/export.py (export)
 #   the reference    collect/policies.py: the first (load_reference), a new one (make_renewal)
-#   a diagnosis      its signs: diagnose/groups.py (dead_run), diagnose/policy.py (entropy_collapse), ...; which speak:
-#                    diagnose/monitors.py (new_diagnoses); who prints and records it: run/loop.py (Monitors)
+#   a diagnosis      its signs and advice: diagnose/groups.py (dead_run), diagnose/policy.py (entropy_collapse), ...;
+#                    thresholds: diagnose/options.py (DiagnoseOptions); which speak: diagnose/monitors.py
+#                    (new_diagnoses); who prints and records it: run/loop.py (Monitors)
+#   its figures      evaluate.py (Evaluator), figures.py (compute_figures); of the log: run/measure.py (assess)
+#   a dry run        for absent chips: tools/preflight/plan.py (make, list_jobs), tools/preflight/verdict.py
+#                    (compile_and_check); their figures: sharding/chips.py (lookup), tools/preflight/topology.py
+#                    (find_gpu, devices)
 #   a refusal        errors.py (BadInput; Checks collects several), run/open.py (open_run)
 #   a signal         run/signals.py (Signals), run/loop.py (finish); the exit status: run/cli.py (run), errors.py
 #   its processes    are alike: run/loop.py (barrier, finish), hosts/processes.py (exchange_stop)
@@ -102,18 +113,18 @@ def run(
 
     # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
-    # What the collector and advantages keep in TrainState.aux, as shapes: the place in the data, means of rewards, ...
+    # What is kept in TrainState.aux, as shapes: the collector's place in the data, each example's mean reward, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
-    learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; adds to aux
+    learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; keeps more in aux
     logprob_stage = make_logprobs(run, learner, collector.engine)  # what the old policy, reference, teacher give tokens
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
     evaluator = evaluate.make_evaluator(run, splits.test, 'test')  # samples held-out prompts, with noise of its own
 
-    # The compiled programs of a step, not of an evaluation: held to be alike on all hosts, and recorded, below.
+    # What is compiled for a step, not for an evaluation; below, all hosts must have the same, and hashes are recorded.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
-    # With steering.branch=FOLDER, run.workdir is FOLDER, and begins with what fits of the state in workdir.
+    # With steering.branch=FOLDER alone: run.workdir is FOLDER, and begins with what fits of the state in workdir.
     branch.make_branch(run, workdir, learner)
 
     with (
@@ -124,17 +135,17 @@ def run(
         # All hosts have the same newest step, config, data, programs and files of the user's, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.digests)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
-        if shell.newest is not None or not settings.supervised.updates:  # else between the cold start's updates
+        if shell.newest is not None or not settings.supervised.updates:  # else the cold start does, between its updates
             compiler.start()
         # The newest checkpoint, put on the mesh; where a setting was amended, the parts that it shapes begin anew.
         state = open_state(run, shell.checkpoints, learner.abstract_state, learner.initial)
         # Without one, the model's policy, or what the cold start, a run of its own, makes of it.
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         compiler.wait('the programs of a step and an evaluation')
-        check_programs(run.workdir, settings.recorded, programs)  # if they alone differ from those of the last start
+        check_programs(run.workdir, settings.recorded, programs)  # refuses or warns if nothing else is new
         make_workdir(run, int(state.step))  # config.json and what else tells of the run, now that all is checked
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
-        # It makes a new reference of the policy in a checkpoint, which it saves first: a resumed run makes the same.
+        # Where one is due, it reads the new reference from a checkpoint that it saves: a resumed run reads the same.
         renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)
         loop = shell.open_loop(run, state, settings.steps, title='train', profile=profile, on_step=on_step)
 
@@ -142,30 +153,30 @@ def run(
             loop.evaluate_if_due(step, settings.evaluation.every, evaluator, state)
 
             with loop.stage('sample'):  # rewards are computed on the host while other rows still decode
-                state, renewed = renew_reference(state)  # at the steps that collection.reference_every names
+                state, renewal = renew_reference(state)  # at the steps that collection.reference_every names
                 draw, state = collector.collect(state, loop.show_progress)
 
             with loop.stage('reward'):  # logprobs first: the devices compute them while the last rewards are awaited
                 packed = learner.pack(draw.rollout)  # rows without padding; None where the config pads them
                 logprobs = logprob_stage.compute(state, draw.rollout, packed)
                 rewarded = draw.finish_rewards()
-                # rows that are dropped are packed out, and shaping is added to rewards
+                # advantages, in the experience; rows that are dropped are packed out, and rewards are shaped
                 state, experience, packed, rewarded, row = to_experience(state, draw, packed, rewarded, logprobs)
 
             with loop.stage('observe'):  # the state keeps the probe, a set of completions that were right
                 state, observed = observers.observe(state, experience, packed, draw)
 
             with loop.stage('update'):  # only here do parameters change
-                state, learned = learner.update(state, experience, packed)
-                # left to right: measured on the host while the devices update
-                row |= measure(step, draw, rewarded, experience) | renewed | observed | jax.device_get(learned)
+                state, updated = learner.update(state, experience, packed)
+                # metrics by name, from left to right: the host measures while the devices update
+                row |= measure(step, draw, rewarded, experience) | renewal | observed | jax.device_get(updated)
 
             loop.dump_if_due(step, draw, rewarded, experience)  # completions and what was learned from them
             loop.log(step, row, speeds(draw, loop.seconds))
-            loop.finish(step, state, row, experience)  # a checkpoint where one is due; stops after a signal
+            loop.finish(step, state, row, experience)  # saves what is due; stops after a signal
 
         loop.log_evaluation(settings.steps, evaluator(state.params))
-    print_outcome(run.workdir)
+    print_outcome(run.workdir)  # the evaluations, and the curve
     return state
 
 

@@ -12,7 +12,7 @@ from grpo_jax.configs import gsm8k
 from grpo_jax.errors import BadInput
 from grpo_jax.sharding import chips
 from grpo_jax.tools.preflight import __main__ as preflight
-from grpo_jax.tools.preflight import compiler, model, plan, search, topology, verdict
+from grpo_jax.tools.preflight import compiler, formulas, plan, search, topology, verdict
 from tests import doc_examples, tiny_run
 
 GIB = 2**30
@@ -44,7 +44,7 @@ def pretend(monkeypatch, seconds, needs=lambda setting: 0):
     tried = []
 
     def compile_and_check(made, compiling):
-        setting = model.setting_of(made.config)
+        setting = formulas.setting_of(made.config)
         tried.append(setting)
         jobs, sizes = plan.list_jobs(made)
         nothing = compiler.Measured(0, True, 0, 0, 0, 0, 0, {}, {}, 0, 0, 0, 0)
@@ -70,7 +70,7 @@ def test_formulas_are_near_what_the_compiler_said(slices, monkeypatch):
     sizes = {'model.path': 'Qwen/Qwen2.5-0.5B', 'data.prompts_per_step': 8, 'rollout.max_tokens': 1024}
     asked = plan.change_config(gsm8k.get_config(), sizes | {'mesh.fsdp': 4, 'learner.microbatches': 8})
     made = plan.make(asked, 'v5e:2x2')
-    guess = model.guess(made, model.setting_of(made.config))
+    guess = formulas.guess(made, formulas.setting_of(made.config))
     assert guess.seconds['update']['products'] == pytest.approx(0.404, rel=0.15)
     assert guess.seconds['update']['HBM'] == pytest.approx(0.228, rel=0.5)
     assert guess.seconds['update']['sent'] == pytest.approx(14.9e9 / 1e11, rel=0.5)
@@ -79,7 +79,7 @@ def test_formulas_are_near_what_the_compiler_said(slices, monkeypatch):
 
 def test_settings_divide_model_and_batch(planned):
     every = list(search.list_settings(planned))
-    assert len(set(every)) == len(every) and model.setting_of(planned.config) in every
+    assert len(set(every)) == len(every) and formulas.setting_of(planned.config) in every
     # two heads of keys and values and 4 prompts of 4 completions
     assert {(one.data, one.fsdp, one.tensor) for one in every} >= {(1, 4, 1), (4, 1, 1), (1, 2, 2)}
     assert all(one.data * one.fsdp * one.tensor == 4 and one.tensor <= 2 for one in every)
@@ -91,15 +91,15 @@ def test_a_context_axis_stays(slices, tmp_path):
     made = plan.make(config(tmp_path, mesh__fsdp=2, mesh__context=2), 'v5e:2x2')
     every = list(search.list_settings(made))
     assert {(one.data, one.fsdp, one.tensor) for one in every} == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}
-    assert not model.setting_of(made.config).overrides(made.config)
+    assert not formulas.setting_of(made.config).overrides(made.config)
     assert not any('context' in key for one in every for key in one.overrides(made.config))
 
 
 def test_what_formulas_know_of_each_choice(planned):
-    own = model.setting_of(planned.config)
+    own = formulas.setting_of(planned.config)
 
     def update(**changes):
-        guess = model.guess(planned, own._replace(**changes))
+        guess = formulas.guess(planned, own._replace(**changes))
         return guess.seconds['update'], guess.memory['update']
 
     (seconds, memory), (more, _) = update(), update(microbatches=4)
@@ -111,7 +111,7 @@ def test_what_formulas_know_of_each_choice(planned):
 
 def test_the_formula_of_the_cache_knows_groups_under_way(planned, tmp_path):
     carried = plan.make(config(tmp_path, collection__in_flight=4, algorithm__correction='truncated'), 'v5e:2x2')
-    plain, more = (model.guess(made, model.setting_of(made.config)).memory for made in (planned, carried))
+    plain, more = (formulas.guess(made, formulas.setting_of(made.config)).memory for made in (planned, carried))
     shape = planned.run.model.config
     column = 2 * shape.layers * shape.kv_heads * shape.head_dim * 2  # keys and values of a token in bfloat16
     # on a chip one group of 4 rows, 6 + 4 x 12 columns; and two groups, each with 6 + 4 x (12 + 12)
@@ -119,10 +119,10 @@ def test_the_formula_of_the_cache_knows_groups_under_way(planned, tmp_path):
 
 
 def test_what_was_compiled_corrects_the_formulas(planned, monkeypatch):
-    own = model.setting_of(planned.config)
+    own = formulas.setting_of(planned.config)
 
     def by_formula(setting):
-        return max(model.guess(planned, setting).seconds['update'].values())
+        return max(formulas.guess(planned, setting).seconds['update'].values())
 
     def seconds(setting):  # tensor is far worse than the formulas say, which like it
         return by_formula(setting) * (10 if setting.tensor > 1 else 1)
@@ -140,11 +140,11 @@ def test_no_more_is_compiled_than_asked_and_nothing_where_no_guess_is_better(pla
     compiled = pretend(monkeypatch, lambda setting: 1 / (1 + len(compiled)))
     assert len(found(planned, most=1)) == len(compiled) == 2
     compiled = pretend(monkeypatch, lambda setting: 1e-12)
-    assert [one.setting for one in found(planned)] == compiled == [model.setting_of(planned.config)]
+    assert [one.setting for one in found(planned)] == compiled == [formulas.setting_of(planned.config)]
 
 
 def test_what_does_not_leave_the_margin_is_not_found(planned, monkeypatch):
-    own = model.setting_of(planned.config)
+    own = formulas.setting_of(planned.config)
     pretend(monkeypatch, lambda setting: 1.0, lambda setting: GIB if setting == own else 0)
     every = found(planned)
     assert not every[0].fits and least(every).setting != own
@@ -156,13 +156,13 @@ def test_offloading_is_tried_only_where_nothing_else_has_room(planned, monkeypat
     compiled = pretend(monkeypatch, lambda setting: 1 / (1 + len(compiled)))
     found(planned, most=3)
     assert not any(setting.offload for setting in compiled)
-    plain = model.guess
+    plain = formulas.guess
 
     def large(made, setting):
         guess = plain(made, setting)
         return guess._replace(memory=dict.fromkeys(guess.memory, GIB / 2 if setting.offload else 2 * GIB))
 
-    monkeypatch.setattr(model, 'guess', large)
+    monkeypatch.setattr(formulas, 'guess', large)
     compiled = pretend(monkeypatch, lambda setting: 1 / (1 + len(compiled)), lambda s: GIB // (4 if s.offload else 1))
     every = found(planned)
     assert len(every) > 1 and all(one.setting.offload for one in every[1:]) and least(every).setting.offload
@@ -194,7 +194,7 @@ def test_every_setting_gives_a_plan_or_says_why_not(planned):
     for setting in itertools.islice(search.list_settings(planned), 0, None, 37):
         try:
             other = plan.change_config(planned.config, setting.overrides(planned.config))
-            assert model.setting_of(plan.make(other, planned.topology).config) == setting
+            assert formulas.setting_of(plan.make(other, planned.topology).config) == setting
             made += 1
         except BadInput as error:
             assert 'must' in str(error) or 'holds' in str(error)
@@ -207,9 +207,9 @@ def pretend_sides(monkeypatch, sampling, learning, memory=0):
     def guess(made, setting):
         chips_used = setting.data * setting.fsdp * setting.tensor
         seconds = {'rollout': sampling, 'logprobs': 0.0, 'update': learning / chips_used}
-        return model.Guess({phase: {'HBM': time} for phase, time in seconds.items()}, dict.fromkeys(seconds, memory))
+        return formulas.Guess({phase: {'HBM': time} for phase, time in seconds.items()}, dict.fromkeys(seconds, memory))
 
-    monkeypatch.setattr(model, 'guess', guess)
+    monkeypatch.setattr(formulas, 'guess', guess)
 
 
 def test_a_split_is_named_where_both_sides_at_once_take_less_than_turns(planned, monkeypatch):

@@ -105,6 +105,19 @@ def test_what_the_fields_say_is_what_a_run_reads(name, tmp_path):
         pytest.fail('\n'.join(lines), pytrace=False)
 
 
+def test_a_share_that_may_be_missing_is_read_where_a_service_judges(tmp_path):
+    run = open_run(tiny_run.config(), str(tmp_path))
+    (part,) = run.rewards.parts.values()
+
+    def unread(**changes):
+        functions = run.rewards._replace(parts={'judge': part._replace(**changes)})
+        return {'reward.most_missing', 'reward.retries'} & {*run.settings.find_unread(run.algorithm, functions)}
+
+    assert unread() == {'reward.most_missing', 'reward.retries'}
+    assert unread(remote=True) == {'reward.retries'}  # a service has retries of its own
+    assert unread(own=True) == set()
+
+
 @pytest.mark.parametrize('preset', PRESETS)
 def test_what_the_fields_say_is_what_each_preset_reads(long, preset, tmp_path):
     config = tiny_run.config(preset=preset)

@@ -216,7 +216,7 @@ def make_exchange(collect_draw: Callable[..., tuple[Draw, TrainState]], drawer: 
 
 
 def find_dead(gate: str, rewarded: Rewards, grouping: Grouping | None = None) -> Bool[np.ndarray, ' P']:
-    """Which groups are dead by collection.gate, see algorithms.judge_groups; grouping None: all rows are one group."""
+    """Which groups are dead by collection.gate, see group_math.judge_groups; grouping None: all rows are one group."""
     grouping = grouping or Grouping.by_sizes(np.array([len(rewarded.rewards)]))
     return algorithms.judge_groups(gate, *(grouping.spread(x, np.nan) for x in (rewarded.rewards, rewarded.correct)))
 

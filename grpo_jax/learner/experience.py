@@ -46,7 +46,7 @@ def make_experience(
     host = {**_rollout_inputs(state.aux, rollout, logprobs, grouping), **inputs}
     kl_coef = float(state.aux['coefficients']['kl_coef'])
     advantages = compute_advantages(algorithm, rewards, kl_coef=kl_coef, **host)
-    sizes_P = np.abs(advantages).reshape(len(rewards), -1).sum(1)
+    magnitudes_P = np.abs(advantages).reshape(len(rewards), -1).sum(1)
     advantages = grouping.gather(advantages.reshape(*rewards.shape, -1))
     fields = {'old_logprobs': None, 'ref_logprobs': None, **logprobs}
     if 'values' in logprobs:
@@ -65,7 +65,7 @@ def make_experience(
         **fields,
     )
     row = _statistics(grouping.gather(rewards), advantages, dead)
-    return experience, row | _outcome_shares(inputs.get('correct'), sizes_P)
+    return experience, row | _outcome_shares(inputs.get('correct'), magnitudes_P)
 
 
 def drop_truncated(experience: Experience) -> Experience:
@@ -119,20 +119,20 @@ def _statistics(rewards, advantages, dead):
     }
 
 
-def _outcome_shares(correct, sizes_P):
+def _outcome_shares(correct, magnitudes_P):
     """Metrics by name: the shares of groups whose completions are all right, all wrong, or mixed.
 
     correct: f64[P, G] or None. Completions that the verifier cannot judge (NaN) are passed over; a group of these alone
-    is none of the three. {} if no completion is judged. sizes_P: each group's sum of abs(A). advantage_all_wrong is the
-    share of the total of sizes_P in groups that are all wrong; NaN if the total is 0.
+    is none of the three. {} if no completion is judged. magnitudes_P: each group's sum of abs(A). advantage_all_wrong
+    is the share of the total of magnitudes_P in groups that are all wrong; NaN if the total is 0.
     """
     if correct is None or not np.isfinite(correct).any():
         return {}
     judged = np.isfinite(correct).any(1)
     some_right, some_wrong = (correct == 1).any(1), (correct == 0).any(1)
-    total = sizes_P.sum()
+    total = magnitudes_P.sum()
     return {
-        'advantage_all_wrong': sizes_P[judged & ~some_right].sum() / total if total else np.nan,
+        'advantage_all_wrong': magnitudes_P[judged & ~some_right].sum() / total if total else np.nan,
         'groups_all_right': np.mean(judged & ~some_wrong),
         'groups_all_wrong': np.mean(judged & ~some_right),
         'groups_mixed': np.mean(some_right & some_wrong),

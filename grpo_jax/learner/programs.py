@@ -61,7 +61,7 @@ class Learner(NamedTuple):
 
     initial: Initial  # (params) -> TrainState on the mesh
     sizes: packing.PackSizes | None  # of packed rows; None where rows are padded
-    pack: Callable  # (Rollout) -> PackedCells on the mesh; None where rows are padded
+    pack: Callable  # (Rollout) -> PackedCells on the mesh, or -> None where rows are padded
     scorer: Executable  # (params, Rollout, packed) -> HeadOutput, of the policy or a reference
     values: Executable | None  # (the critic's params, Rollout) -> f32[B, C]; None without a critic
     update: Update  # (TrainState, Experience, packed) -> (TrainState, metrics); the old state is donated
@@ -69,7 +69,7 @@ class Learner(NamedTuple):
     scorer_fields: frozenset[str]  # fields of Experience that the scorer computes before an update
 
     def logprobs(self, state: TrainState, rollout: Rollout, packed: packing.PackedCells | None) -> dict[str, jax.Array]:
-        """The fields of Experience, by name, that the learner computes before an update: logprobs, entropy, values."""
+        """The fields of Experience that the learner computes before an update, by name: scorer_fields, and `values`."""
         fields = {}
         if self.scorer_fields - {'ref_logprobs'}:
             output = self.scorer(state.params, rollout, packed)

@@ -1,8 +1,8 @@
 """The decoder of all model families: a parameter table and pure functions over it.
 
-One table (`param_table`) is the only place that spells a parameter's name, shape and mesh axes; init,
-shardings, Hugging Face names and counts are maps over it. Layers are stacked on a leading axis and
-run by `lax.scan`; what differs from layer to layer is an array that the scan reads beside them (`LayerKind`).
+One table (`param_table`) says each parameter's name, shape and mesh axes; init, shardings, Hugging Face names and
+counts are maps over it (learner.partition assumes the axes of embedding and head). Layers are stacked on a leading axis
+and run by `lax.scan`; what differs from layer to layer is an array that the scan reads beside them (`LayerKind`).
 `forward` (learner), `prefill` and `decode` (sampler) share one `block`; they differ in which tokens attend to which.
 """
 

@@ -22,6 +22,7 @@ WITH_OPTIONS = ('reward', 'strict', 'measure', 'steps')  # functions of a reward
 # arguments that come from the run and not from the config
 SUPPLIED = ('correct', 'limit', 'models', 'pool', 'sandbox', 'services', 'step', 'truncated', 'workdir')
 OWN = ReadWith('functions.has_own', words='a reward of yours')
+MAY_LACK = ReadWith('functions.may_lack', words='a reward of yours or a service')
 VERIFIED = ReadWith('functions.verifiers', words='reward.verifier')
 STEPWISE = ReadWith('algorithm.needs_steps', words='algorithm.advantage=process')
 Amount = Annotated[float, Range(least=-1e6, most=1e6)]  # of a reward; float32 must hold its square
@@ -43,15 +44,16 @@ class RewardOptions(NamedTuple):
     options: Amendable[Mapping[str, Any]] = MappingProxyType({})  # by a reward's name; see configs/default.py
     # what functions of yours get, as completions and prompts: texts; messages, lists of dicts with role and content
     completions: Annotated[str, OneOf(('texts', 'messages')), OWN] = 'texts'
-    failed: Amendable[Amount] = 0.0  # value of a part that ran out of its time or memory
+    failed: Amendable[Amount] = 0.0  # of a part that ran out of time or memory, or a service that refused
     deadline: Free[Seconds] = 10.0  # seconds that a part may take on a completion in a worker process
     # threads that judge, and worker processes where a part needs them
     workers: Free[Annotated[int, Range(least=1, most=10_000)]] = 4
     memory_gib: Free[Gibibytes] = 4.0  # GiB of memory that a worker process may take
     # times that a part of yours is called again after an exception, later each time
     retries: Free[Annotated[int, Range(least=0, most=100), OWN]] = 2
-    # share of a step's completions, after the first step, that may lack a part of yours because it raised exceptions
-    most_missing: Free[Annotated[float, Range(least=0, below=1), OWN]] = 0.1
+    # share of a step's completions, after the first step, that may lack a part, since a function of yours raised
+    # exceptions or a service was away
+    most_missing: Free[Annotated[float, Range(least=0, below=1), MAY_LACK]] = 0.1
     # share of gold answers that the verifier may misjudge before the run starts
     self_test: Annotated[Free[Share], VERIFIED] = 0.02
     # where a part with a weight cannot tell (None, NaN): unscorable, the completion has no reward and counts in no
@@ -259,6 +261,11 @@ class RewardFunctions(NamedTuple):
     def has_own(self) -> bool:
         """Whether a part is a function of the user's."""
         return any(part.own for part in self.every_part.values())
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether completions may lack a part: a function of the user's, or a service."""
+        return any(part.own or part.remote for part in self.every_part.values())
 
     @property
     def every_part(self) -> dict[str, Part]:

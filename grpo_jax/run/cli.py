@@ -108,7 +108,7 @@ def run(main):
 
     main: a function without arguments. With --help only the help text is printed. An error of errors.py ends the
     process with a line for each thing that is wrong and the error's status, a signal during a run ends it with status
-    42, Ctrl-C elsewhere with status 130.
+    42, a second one with 128 + its number, Ctrl-C elsewhere with status 130.
     """
     console.install_for_command()
     if CACHE_FROM not in os.environ:

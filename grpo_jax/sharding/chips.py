@@ -1,4 +1,4 @@
-"""Figures of accelerator chips, in one table."""
+"""Figures of accelerator chips that a run reads; sizes of slices, and memory of GPUs: tools/preflight/topology.py."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

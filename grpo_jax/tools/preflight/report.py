@@ -7,7 +7,7 @@ import rich.table
 from grpo_jax.run import console
 from grpo_jax.sharding import compiled
 from grpo_jax.sharding.mesh import AXES
-from grpo_jax.tools.preflight import model, topology
+from grpo_jax.tools.preflight import formulas, topology
 from grpo_jax.tools.preflight import verdict as verdicts
 from grpo_jax.tools.preflight.plan import PlannedRun
 from grpo_jax.tools.preflight.verdict import Verdict
@@ -61,7 +61,7 @@ def mesh_sizes(plan: PlannedRun) -> dict[str, int]:
 
 def print_guess(plan: PlannedRun) -> None:
     """Prints estimates by formula, before anything is compiled: a plan's memory in use, and a step's least time."""
-    guess = model.guess(plan, model.setting_of(plan.config))
+    guess = formulas.guess(plan, formulas.setting_of(plan.config))
     most, memory = max(guess.memory.values()), plan.chip.memory
     phases = ', '.join(f'{phase} {size / GIB:.1f}' for phase, size in guess.memory.items())
     seconds = sum(max(bounds.values()) for bounds in guess.seconds.values())

@@ -7,7 +7,7 @@ from typing import Any
 from grpo_jax.run import console
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight import verdict as verdicts
-from grpo_jax.tools.preflight.model import ring_share
+from grpo_jax.tools.preflight.formulas import ring_share
 from grpo_jax.tools.preflight.report import WIDTH
 from grpo_jax.tools.preflight.verdict import Verdict
 

@@ -1,6 +1,6 @@
 """Searches mesh, microbatches, packing, chunk, remat and offload for the fastest step that fits a slice.
 
-Formulas (grpo_jax.tools.preflight.model) order all settings. The best ones are compiled, and each compiled setting
+Formulas (grpo_jax.tools.preflight.formulas) order all settings. The best ones are compiled, and each compiled setting
 corrects the estimates of the others.
 """
 
@@ -22,7 +22,7 @@ from grpo_jax.models import lora
 from grpo_jax.run import console
 from grpo_jax.sharding import specs
 from grpo_jax.sharding.mesh import AXES
-from grpo_jax.tools.preflight import advice, compiler, model
+from grpo_jax.tools.preflight import advice, compiler, formulas
 from grpo_jax.tools.preflight import plan as plans
 from grpo_jax.tools.preflight import verdict as verdicts
 from grpo_jax.tools.preflight.report import GIB, WIDTH
@@ -35,8 +35,8 @@ PHASES = 'rollout', 'logprobs', 'update'
 class Tried(NamedTuple):
     """A setting that was compiled, with its estimate and its verdict."""
 
-    setting: model.Setting
-    guess: model.Guess
+    setting: formulas.Setting
+    guess: formulas.Guess
     verdict: verdicts.Verdict
 
     @property
@@ -51,10 +51,10 @@ def search(plan: plans.PlannedRun, compiling: compiler.Compiling, most: int, tel
     Each time, the setting with the least estimated time is compiled next. The search ends early when no estimate is
     below the best compiled setting that fits. tell(text) is called before another setting is compiled.
     """
-    guesses = {setting: model.guess(plan, setting) for setting in list_settings(plan)}
-    own = model.setting_of(plan.config)
+    guesses = {setting: formulas.guess(plan, setting) for setting in list_settings(plan)}
+    own = formulas.setting_of(plan.config)
     tried = [_compile_setting(plan, own, compiling)]
-    for twin in (own, own._replace(pack_columns=model.packed_columns(plan))):
+    for twin in (own, own._replace(pack_columns=formulas.packed_columns(plan))):
         guesses.pop(twin, None)
     while guesses and len(tried) <= most:
         corrected = {setting: _correct_guess(setting, guess, tried) for setting, guess in guesses.items()}
@@ -74,7 +74,7 @@ def search(plan: plans.PlannedRun, compiling: compiler.Compiling, most: int, tel
     return tried
 
 
-def list_settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
+def list_settings(plan: plans.PlannedRun) -> Iterator[formulas.Setting]:
     """Yields all settings of the search: each mesh of list_meshes with all values of the other fields."""
     config, shapes = plan.config, plan.shapes
     rows = shapes.prompts * shapes.group_size // config.learner.minibatches
@@ -85,7 +85,7 @@ def list_settings(plan: plans.PlannedRun) -> Iterator[model.Setting]:
         batches = [(n, 0) for n in powers if rows % (n * shards) == 0]
         batches += [(config.learner.microbatches, columns) for columns in row_lengths(shapes)]
         for (microbatches, columns), chunk, remat, offload in itertools.product(batches, CHUNKS, advice.SAVED, kept):
-            yield model.Setting(data, fsdp, tensor, microbatches, columns, chunk, remat, offload)
+            yield formulas.Setting(data, fsdp, tensor, microbatches, columns, chunk, remat, offload)
 
 
 def list_meshes(plan: plans.PlannedRun) -> Iterator[tuple[int, int, int]]:
@@ -135,10 +135,10 @@ def describe_split(plan: plans.PlannedRun) -> str:
 
 def guess_sides(plan: plans.PlannedRun) -> tuple[float, float]:
     """Returns a step's estimated seconds (sampler, learner); raises BadInput where a side has too little memory."""
-    setting, sides = model.setting_of(plan.config), plan.run.sides
-    guess = sampler = model.guess(plan, setting)
+    setting, sides = formulas.setting_of(plan.config), plan.run.sides
+    guess = sampler = formulas.guess(plan, setting)
     if sides:
-        sampler = model.guess(plan, setting._replace(data=sides.sampler.size // setting.tensor, fsdp=1))
+        sampler = formulas.guess(plan, setting._replace(data=sides.sampler.size // setting.tensor, fsdp=1))
         state = plan.state_bytes()[0] * plan.mesh.shape['fsdp']  # which the sampler's chips do not hold
         if max(guess.memory['update'], sampler.memory['rollout'] - state) > (1 - MARGIN) * plan.chip.memory:
             raise BadInput('mesh.sampler', sides.sampler.size, 'leaves a side too little memory; choose another number')
@@ -157,7 +157,7 @@ def _divisors(n):
     return [k for k in range(1, n + 1) if n % k == 0]
 
 
-def setting_flags(plan: plans.PlannedRun, setting: model.Setting) -> str:
+def setting_flags(plan: plans.PlannedRun, setting: formulas.Setting) -> str:
     """Returns the flags, as text, that turn the plan into a setting; 'as it is' without any."""
     return advice.candidate_flags(plan, _as_candidate(plan, setting)) or 'as it is'
 
@@ -171,7 +171,7 @@ def _compile_setting(plan, setting, compiling):
     """Compiles the plan with a setting, and returns the Tried; raises BadInput for sizes that do not divide."""
     with advice.suppress_warnings():
         made = advice.plan_changes(plan, _as_candidate(plan, setting))
-    return Tried(setting, model.guess(plan, setting), verdicts.compile_and_check(made, compiling))
+    return Tried(setting, formulas.guess(plan, setting), verdicts.compile_and_check(made, compiling))
 
 
 def _correct_guess(setting, guess, tried):
