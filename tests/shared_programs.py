@@ -1,4 +1,4 @@
-"""Lets equal runs of one process share the learner's programs, since tracing an update takes half of a small run."""
+"""Lets equal runs of one process share their programs, since to trace and lower them is over half of a small run."""
 
 import dataclasses
 import functools
@@ -7,31 +7,58 @@ import types
 
 import jax
 
+from grpo_jax.sampler import programs
 from grpo_jax.sharding import compiled
 
-MADE = {}  # {key: (Executable, the objects whose ids are in the key)}, the oldest first
+MADE = {}  # {key: (Executable, the objects whose ids are in the key)} of learners, the oldest first
 MOST = 24  # programs that are kept, since each takes memory
+SAMPLERS, MOST_OF_SAMPLERS = {}, 128  # {key: Executable} of samplers, which have some ten small ones each
 # packages whose functions are traced, which a test may patch
-TRACED = ('grpo_jax.algorithms', 'grpo_jax.learner', 'grpo_jax.models', 'grpo_jax.sharding')
-make_executable = compiled.make_executable
+TRACED = ('grpo_jax.algorithms', 'grpo_jax.learner', 'grpo_jax.models', 'grpo_jax.sampler', 'grpo_jax.sharding')
+make_executable, make_of_sampler = compiled.make_executable, programs.SamplerPrograms._make
 
 
 def install():
     """Makes the package share them: two programs are one if their functions, all that these close over, and all that a
     test may have patched are equal."""
     compiled.make_executable = share
+    programs.SamplerPrograms._make = share_of_sampler
+
+
+def forget():
+    """Makes the next runs make all programs anew."""
+    MADE.clear()
+    SAMPLERS.clear()
+
+
+def share_of_sampler(sampler, program):
+    """What SamplerPrograms._make returns, the same for the same program of equal samplers."""
+    key = program, sampler._spec_of(program), settings(), world()
+    return keep(SAMPLERS, MOST_OF_SAMPLERS, key, lambda: make_of_sampler(sampler, program))
 
 
 def share(name, function, arguments, mesh, out_shardings, donate=None):
     """What compiled.make_executable returns, the same for equal arguments."""
     kept = []
-    settings = jax._src.config.trace_context(), jax.config.jax_compilation_cache_dir, jax.config.jax_disable_jit
-    key = name, settings, world(), *(describe(x, kept) for x in (function, arguments, mesh, out_shardings, donate))
-    made = MADE.pop(key, None) or (make_executable(name, function, arguments, mesh, out_shardings, donate), kept)
-    MADE[key] = made
-    while len(MADE) > MOST:
-        del MADE[next(iter(MADE))]
+    key = name, settings(), world(), *(describe(x, kept) for x in (function, arguments, mesh, out_shardings, donate))
+    made = keep(
+        MADE, MOST, key, lambda: (make_executable(name, function, arguments, mesh, out_shardings, donate), kept)
+    )
     return made[0]
+
+
+def keep(made, most, key, make):
+    """The value of a key in `made`, or make(), which is then kept there beside the last ones that were asked for."""
+    value = made.pop(key, None) or make()
+    made[key] = value
+    while len(made) > most:
+        del made[next(iter(made))]
+    return value
+
+
+def settings():
+    """What of jax's settings is in a program or in how it is compiled."""
+    return jax._src.config.trace_context(), jax.config.jax_compilation_cache_dir, jax.config.jax_disable_jit
 
 
 def world():

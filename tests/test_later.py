@@ -19,7 +19,7 @@ WAIT = 60  # seconds, at most
 @pytest.fixture(autouse=True)
 def none_is_there():
     """Programs are traced and compiled as in a new process."""
-    shared_programs.MADE.clear()
+    shared_programs.forget()
 
 
 class Fake:
@@ -206,6 +206,7 @@ def test_a_second_start_takes_every_program_from_the_cache(tmp_path, monkeypatch
     try:
         for name in ('first', 'second'):
             seen.clear()
+            shared_programs.forget()
             jax.clear_caches()  # as in a new process
             train.run(tiny_run.config(steps=1, supervised__updates=2), str(tmp_path / name))
     finally:

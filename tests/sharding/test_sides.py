@@ -40,7 +40,8 @@ def make_policy(tiny, mesh, options=lora.OFF):
         noise = map_table(lambda path, param: jax.random.normal(jax.random.key(len(path)), param.shape), trained)
         params = lora.join(noise, lora.freeze(params, options, 'float32'))
     shardings = jax.tree.map(lambda x: x.sharding, abstract_policy(c, options, 'float32', mesh))
-    return jax.tree.map(jax.device_put, params, shardings)
+    # copies, since a test gives the policy's memory away
+    return jax.tree.map(lambda x, sharding: jax.device_put(np.array(x), sharding), params, shardings)
 
 
 def make_engine(c, mesh, **options):
