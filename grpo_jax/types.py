@@ -69,7 +69,7 @@ class Rollout(Pytree):
     forced: Bool[Array, 'B C']  # tokens that were written and not sampled; they have no loss
     logprobs: Float[Array, 'B C']  # the sampler's log pi_T(token), untruncated; 0 where masked
     truncated: Bool[Array, ' B']  # no stop token has come: the budget ended, or the row goes on later
-    version: Int[Array, 'B C']  # the step whose weights sampled the token
+    version: Int[Array, 'B C']  # the step whose weights sampled the token; + the staleness while a draw waits
 
     @property
     def loss_mask(self) -> Bool[Array, 'B C']:

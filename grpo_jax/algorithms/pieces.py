@@ -124,7 +124,7 @@ def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
     elif name in choices:
         piece = choices[name]
     elif ':' in name:
-        remedy = 'names a function, but no file that holds it; write FILE.py:NAME, or pass train.run algorithm= again'
+        remedy = 'is a function without a file; write FILE.py:NAME, or in Python pass the Algorithm as algorithm='
         raise BadInput(f'algorithm.{key}', name, remedy)
     else:
         near = difflib.get_close_matches(name, choices, 3)

@@ -107,13 +107,13 @@ def make_learner(
     mesh: Mesh,
     shapes: Shapes,
     learning: Learning,
-    kept: Any = None,
+    other_aux: Any = None,
     extra: ExtraMetrics = NOTHING,
 ) -> Learner:
     """The Learner of an algorithm: its abstract TrainState and its programs, which are not compiled yet.
 
-    shapes: of a step. kept: what other parts of a run keep in TrainState.aux, as a dict of ShapeDtypeStructs by key;
-    it begins as zeros. extra: metrics that are computed beside the metrics of the loss. Raises BadInput if minibatches,
+    shapes: of a step. other_aux: what other parts of a run keep in TrainState.aux, ShapeDtypeStructs by key; it begins
+    as zeros. extra: metrics that are computed beside the metrics of the loss. Raises BadInput if minibatches,
     microbatches and mesh do not divide the batch, or if packed rows are too short.
     """
     check_sizes(algorithm, mesh, shapes, learning)
@@ -135,12 +135,12 @@ def make_learner(
         learning_rate=optimizers.learning_rate,
         extra=extra,
     )
-    state, needed = _abstract_state(spec, mesh, kept), algorithm.needed_logprobs(learning.updates)
+    state, needed = _abstract_state(spec, mesh, other_aux), algorithm.needed_logprobs(learning.updates)
     experience = _abstract_experience(spec, mesh, shapes, learning.known_fields(needed))
     packed = _abstract_cells(sizes, learning.minibatches, mesh, shapes)
 
     def initial(params):
-        return new_state(params, spec, kept)
+        return new_state(params, spec, other_aux)
 
     def updated(state, experience, packed):
         return update(state, experience, packed, spec)
@@ -280,11 +280,11 @@ def make_reward_learner(
     )
 
 
-def new_state(params: Any, spec: UpdateSpec, kept: Any) -> TrainState:
-    """The TrainState at the start of a run, on the policy's trained params; `kept` joins its aux, as zeros."""
+def new_state(params: Any, spec: UpdateSpec, other_aux: Any) -> TrainState:
+    """The TrainState at the start of a run, on the policy's trained params; `other_aux` joins its aux, as zeros."""
     reference = jax.tree.map(jnp.copy, params) if spec.keeps_reference else None
     aux = new_aux(spec.algorithm, params, spec.critic_optimizer)
-    aux |= jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kept or {})
+    aux |= jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), other_aux or {})
     return TrainState(jnp.int32(0), params, spec.optimizer.init(params), reference, aux)
 
 
@@ -381,14 +381,14 @@ def _abstract_cells(sizes, minibatches, mesh, shapes):
     )
 
 
-def _abstract_state(spec, mesh, kept):
+def _abstract_state(spec, mesh, other_aux):
     """The abstract TrainState with its shardings; optimizer moments, reference and critic are cut like the parameters.
 
     Moments and reference lie in the hosts' memory where learner.offload names them.
     """
     learning = spec.learning
     params, frozen = lora.split(abstract_policy(spec.model_config, learning.lora, learning.dtype, mesh))
-    shape = jax.eval_shape(lambda params: new_state(params, spec, kept), params)
+    shape = jax.eval_shape(lambda params: new_state(params, spec, other_aux), params)
     param_shardings, everywhere = jax.tree.map(lambda x: x.sharding, params), specs.replicated(mesh)
     in_host = 'optimizer' in learning.offload
     aux = jax.tree.map(lambda _: everywhere, shape.aux)
