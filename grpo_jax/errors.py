@@ -9,7 +9,7 @@ from grpo_jax.text import escape
 
 NO_VALUE = ...  # in place of a value, where none was given or the thing alone is the subject
 LONGEST = 4000  # characters of a message; a name or a value in a stranger's file may have millions
-# exit statuses by a signal: the run is saved, or had nothing to save; Ctrl-C in another command
+# exit statuses after a signal: of a run, which was saved or had nothing to save; of another command, after Ctrl-C
 TERMINATED, INTERRUPTED = 42, 130
 # errno -> what a person can do about it
 REMEDIES = {

@@ -9,10 +9,10 @@ Examples:
 
 # Where the parts of a step are:
 #   its settings     run/config_file.py (Parser, read_config): flags and files; run/settings.py (from_config), with the
-#                    options of each package: typed values; run/open.py (open_run): what cannot be together
+#                    options of each package: typed values; run/open.py (open_run): which contradict each other
 #   its devices      sharding/mesh.py (choose, make); what lies on them how: sharding/specs.py (params, by the axes that
 #                    models/transformer.py (param_table) names; over_rows), learner/programs.py (_abstract_state)
-#   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk); of rows: data/dataset.py (load),
+#   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk); made of rows by data/dataset.py (load),
 #                    data/records.py (read_prompt), data/prompt_format.py (encode_prompt)
 #   without waiting  collect/carry.py (make_carry), collect/schedule.py (sample_ahead), collect/pending.py (Pending)
 #   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device;
@@ -26,10 +26,10 @@ Examples:
 #   the advantage    learner/experience.py (make_experience), algorithms/advantage_inputs.py (compute_advantages),
 #                    algorithms/advantages.py (group_norm); of dead groups collect/select.py (find_dead)
 #   the loss         learner/programs.py (Update), learner/update.py (make_gradient), algorithms/losses.py
-#                    (token_losses; prepare: their weights); of its pieces preset NAME chooses, in
-#                    configs/algorithms/NAME.py: for grpo algorithms/surrogates.py (clip), algorithms/kl.py (k3),
-#                    algorithms/weights.py (sequence_mean); a correction, of which grpo has none:
-#                    algorithms/corrections.py (truncated)
+#                    (token_losses; prepare: their weights). Preset NAME chooses its pieces in
+#                    configs/algorithms/NAME.py: grpo chooses algorithms/surrogates.py (clip), algorithms/kl.py (k3) and
+#                    algorithms/weights.py (sequence_mean). Corrections, like algorithms/corrections.py (truncated),
+#                    multiply the loss; grpo chooses none
 #   a new term       algorithms/regularizers.py (entropy_bonus); what it may read: algorithms/checks.py (READABLE),
 #                    algorithms/losses.py (make_inputs); of the head: types.py (HeadOutput), learner/logprobs.py
 #                    (_read_logits)
@@ -54,7 +54,7 @@ Examples:
 #                    (find_gpu, devices)
 #   a refusal        errors.py (BadInput; Checks collects several), run/open.py (open_run)
 #   a signal         run/signals.py (Signals), run/loop.py (finish); the exit status: run/cli.py (run), errors.py
-#   its processes    are alike: run/loop.py (barrier, finish), hosts/processes.py (exchange_stop)
+#   its processes    what keeps them alike: run/loop.py (barrier, finish), hosts/processes.py (exchange_stop)
 #   a checkpoint     types.py (TrainState) lists what is in it, run/loop.py (finish) says when,
 #                    run/checkpoint.py (save, restore), run/open.py (open_state) resumes from it
 
@@ -116,15 +116,15 @@ def run(
     # What is kept in TrainState.aux, as shapes: the collector's place in the data, each example's mean reward, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
     learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; keeps more in aux
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # what the old policy, reference, teacher give tokens
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # of tokens, by the old policy, reference and teacher
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
     evaluator = evaluate.make_evaluator(run, splits.test, 'test')  # samples held-out prompts, with noise of its own
 
-    # What is compiled for a step, not for an evaluation; below, all hosts must have the same, and hashes are recorded.
+    # The compiled programs of a step, not of an evaluation. All hosts must have the same; their hashes are recorded.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
-    # With steering.branch=FOLDER alone: run.workdir is FOLDER, and begins with what fits of the state in workdir.
+    # Only with steering.branch=FOLDER: run.workdir is FOLDER then, and begins with what fits of the state in workdir.
     branch.make_branch(run, workdir, learner)
 
     with (
@@ -142,10 +142,10 @@ def run(
         # Without one, the model's policy, or what the cold start, a run of its own, makes of it.
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         compiler.wait('the programs of a step and an evaluation')
-        check_programs(run.workdir, settings.recorded, programs)  # refuses or warns if nothing else is new
+        check_programs(run.workdir, settings.recorded, programs)  # refuses or warns where programs alone differ
         make_workdir(run, int(state.step))  # config.json and what else tells of the run, now that all is checked
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
-        # Where one is due, it reads the new reference from a checkpoint that it saves: a resumed run reads the same.
+        # Where a new reference is due, it saves a checkpoint and reads it from there; a resumed run reads the same one.
         renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)
         loop = shell.open_loop(run, state, settings.steps, title='train', profile=profile, on_step=on_step)
 
@@ -168,12 +168,12 @@ def run(
 
             with loop.stage('update'):  # only here do parameters change
                 state, updated = learner.update(state, experience, packed)
-                # metrics by name, from left to right: the host measures while the devices update
+                # all are metrics by name; left to right, so that the host measures while the devices update
                 row |= measure(step, draw, rewarded, experience) | renewal | observed | jax.device_get(updated)
 
             loop.dump_if_due(step, draw, rewarded, experience)  # completions and what was learned from them
             loop.log(step, row, speeds(draw, loop.seconds))
-            loop.finish(step, state, row, experience)  # saves what is due; stops after a signal
+            loop.finish(step, state, row, experience)  # saves a checkpoint if one is due; stops after a signal
 
         loop.log_evaluation(settings.steps, evaluator(state.params))
     print_outcome(run.workdir)  # the evaluations, and the curve

@@ -65,11 +65,11 @@ class Rollout(Pytree):
 
     tokens: Int[Array, 'B T']  # prompt (left-padded), then completion (right-padded)
     prompt_mask: Bool[Array, 'B Q']
-    completion_mask: Bool[Array, 'B C']  # tokens of the completion and its stop token; in an Experience, that teach
+    completion_mask: Bool[Array, 'B C']  # the completion's tokens and stop token; in an Experience, those that teach
     forced: Bool[Array, 'B C']  # tokens that were written and not sampled; they have no loss
     logprobs: Float[Array, 'B C']  # the sampler's log pi_T(token), untruncated; 0 where masked
     truncated: Bool[Array, ' B']  # no stop token has come: the budget ended, or the row goes on later
-    version: Int[Array, 'B C']  # the step whose weights sampled the token; + the staleness while a draw waits
+    version: Int[Array, 'B C']  # the step whose weights sampled the token, plus the staleness while its draw waits
 
     @property
     def loss_mask(self) -> Bool[Array, 'B C']:

@@ -1,4 +1,4 @@
-"""Lets equal runs of one process share their programs, since to trace and lower them is over half of a small run."""
+"""Lets equal runs of one process share their programs, as tracing and lowering take half of a small run."""
 
 import dataclasses
 import functools

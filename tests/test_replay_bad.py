@@ -84,7 +84,7 @@ def test_what_is_fine_by_now_is_said_to_be(stopped):
 
 
 def test_pieces_of_a_notebook_are_asked_for(stopped):
-    with pytest.raises(BadInput, match=r"algorithm\.surrogate = '.*:broken': .* pass the Algorithm as algorithm="):
+    with pytest.raises(BadInput, match=r"algorithm\.surrogate = '.*:broken': .*; pass the Algorithm as algorithm="):
         list(replay_bad.run(stopped[0], 1))
 
 

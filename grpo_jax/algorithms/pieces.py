@@ -124,7 +124,7 @@ def choose(module: ModuleType, key: str, name: str, section: Any) -> Callable:
     elif name in choices:
         piece = choices[name]
     elif ':' in name:
-        remedy = 'is a function without a file; write FILE.py:NAME, or in Python pass the Algorithm as algorithm='
+        remedy = 'is a function without a file; pass the Algorithm as algorithm=, or write FILE.py:NAME'
         raise BadInput(f'algorithm.{key}', name, remedy)
     else:
         near = difflib.get_close_matches(name, choices, 3)

@@ -37,7 +37,7 @@ class CollectOptions(NamedTuple):
     # groups that are under way besides those that a step learns from: a step ends when enough of all are complete, and
     # the others go on in the next step; 0: a step waits for all its completions
     in_flight: Natural = 0
-    # age in steps from which a group under way is waited for; 0: no step waits
+    # age in steps from which a step waits for a group under way; 0: no step waits
     max_age: Annotated[Amendable[Natural], ReadWith('.in_flight')] = 8
     staleness: Natural = 0  # steps by which sampling is ahead: so much older is the policy whose completions are used
     retire_above: Amendable[Share] = 0.0  # pass rate over all its visits from which a prompt retires; 0: none

@@ -44,7 +44,7 @@ class RewardOptions(NamedTuple):
     options: Amendable[Mapping[str, Any]] = MappingProxyType({})  # by a reward's name; see configs/default.py
     # what functions of yours get, as completions and prompts: texts; messages, lists of dicts with role and content
     completions: Annotated[str, OneOf(('texts', 'messages')), OWN] = 'texts'
-    failed: Amendable[Amount] = 0.0  # of a part that ran out of time or memory, or a service that refused
+    failed: Amendable[Amount] = 0.0  # value of a part that ran out of time or memory, or whose service refused
     deadline: Free[Seconds] = 10.0  # seconds that a part may take on a completion in a worker process
     # threads that judge, and worker processes where a part needs them
     workers: Free[Annotated[int, Range(least=1, most=10_000)]] = 4
