@@ -175,7 +175,7 @@ def run(
             loop.log(step, row, speeds(draw, loop.seconds))
             loop.finish(step, state, row, experience)  # saves a checkpoint if one is due; stops after a signal
 
-        loop.log_evaluation(settings.steps, evaluator(state.params))
+        loop.evaluate(settings.steps, evaluator, state)
     print_outcome(run.workdir)  # the evaluations, and the curve
     return state
 

@@ -1,6 +1,9 @@
 """The checkpoint of the best evaluation is kept beside the newest ones; and a run's length by passes over its data."""
 
+import dataclasses
 import json
+from typing import Any
+from unittest import mock
 
 import jax.numpy as jnp
 import pytest
@@ -8,7 +11,7 @@ import pytest
 from grpo_jax import evaluate, train
 from grpo_jax.errors import BadInput
 from grpo_jax.run import checkpoint, steering
-from grpo_jax.run.loop import Shell
+from grpo_jax.run.loop import Loop, Shell
 from grpo_jax.run.rows import recorded_events
 from grpo_jax.types import TrainState
 from tests import tiny_run
@@ -56,6 +59,17 @@ def test_a_best_evaluation_whose_checkpoint_was_lost_is_saved_when_it_is_repeate
         shell.save(state_of(8))
         shell.save(state_of(10))
     assert checkpoint.steps(str(tmp_path)) == [10, 6]
+
+
+def test_the_evaluation_of_the_last_policy_may_be_the_best(tmp_path):
+    run_steps(tmp_path, [0, 2, 4, 6, 8])
+    with Shell(str(tmp_path), 1, 'greedy') as shell:
+        values: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Loop))
+        values |= {'shell': shell, 'numbers': range(8, 10), 'seconds': {}, 'monitors': mock.Mock()}
+        Loop(**values).evaluate(10, lambda params: {'greedy': 0.8}, state_of(10))
+    values['monitors'].evaluation.assert_called_once_with(10, {'greedy': 0.8}, last=True)
+    assert [(row['step'], row['value']) for row in recorded_events(str(tmp_path))[-2:]] == [(6, 0.7), (10, 0.8)]
+    assert checkpoint.steps(str(tmp_path)) == [10, 6]  # 10 is the newest, and was saved after the last step
 
 
 def test_a_figure_that_evaluations_lack_is_refused_before_the_first_step(tmp_path):

@@ -365,18 +365,18 @@ class Loop:
         self.signals.has_progress = True
 
     def evaluate_if_due(self, step: int, every: int, evaluate: Callable[[Any], Mapping[str, float]], state: TrainState):
-        """Logs evaluate(params) before step 0, and every `every` steps if not 0; saves the state if it is the best."""
+        """Evaluates the state as `evaluate` does before step 0, and every `every` steps if not 0."""
         if step == 0 or self.is_due(step, every):
-            with self.stage('evaluate'):
-                results = evaluate(state.params)
-                self.log_evaluation(step, results)
-                self.shell.save_if_best(state, results)
+            self.evaluate(step, evaluate, state)
 
-    def log_evaluation(self, step: int, results: Mapping[str, float]):
-        """Writes {figure: value} of an evaluation before step `step`, and passes it to the monitors."""
-        if self.writer:
-            self.writer.evaluation(step, results)
-        self.monitors.evaluation(step, results, last=step == self.numbers.stop)
+    def evaluate(self, step: int, evaluate: Callable[[Any], Mapping[str, float]], state: TrainState):
+        """Writes evaluate(params), {figure: value} before step `step`, and shows it to the monitors; saves the best."""
+        with self.stage('evaluate'):
+            results = evaluate(state.params)
+            if self.writer:
+                self.writer.evaluation(step, results)
+            self.monitors.evaluation(step, results, last=step == self.numbers.stop)
+            self.shell.save_if_best(state, results)
 
     def dump_if_due(self, step: int, draw: Draw, rewarded: Rewards, experience: Experience):
         """Writes a step's completions, every log.rollouts steps and the last step's; all processes must call it."""
