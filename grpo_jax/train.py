@@ -23,7 +23,7 @@ Examples:
 #                    other processes: sampler/serve.py (RemoteEngine), hosts/transport.py (Link)
 #   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
 #                    rewards/custom.py (load_file) of your own; rewards/__init__.py says what one may take and return
-#   the advantage    learner/experience.py (make_experience), algorithms/advantage_inputs.py (compute_advantages),
+#   the advantage    learner/experience.py (make_experience), algorithms/host_advantages.py (compute_advantages),
 #                    algorithms/advantages.py (group_norm); of dead groups collect/select.py (find_dead)
 #   the loss         learner/programs.py (Update), learner/update.py (make_gradient), algorithms/losses.py
 #                    (token_losses; prepare: their weights). Preset NAME chooses its pieces in

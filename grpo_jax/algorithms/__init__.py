@@ -3,7 +3,6 @@
 `compute_advantages` and `policy_loss` stand alone, for notebooks and for checks against other libraries.
 """
 
-from grpo_jax.algorithms.advantage_inputs import compute_advantages, is_by_token
 from grpo_jax.algorithms.algorithm import (
     Algorithm,
     adapt,
@@ -15,6 +14,7 @@ from grpo_jax.algorithms.algorithm import (
 )
 from grpo_jax.algorithms.checks import check_run, is_corrected
 from grpo_jax.algorithms.group_math import judge_groups
+from grpo_jax.algorithms.host_advantages import compute_advantages, is_by_token
 from grpo_jax.algorithms.losses import gradient_coefficients, loss_terms, metrics, policy_loss, prepare, token_losses
 from grpo_jax.algorithms.meters import PooledMean, age_metrics, pooled_metrics, reference_metrics
 from grpo_jax.grouping import Grouping

@@ -29,7 +29,7 @@ CHOICES = {
 # the choices of an algorithm that are read from config.collection
 SECTIONS: dict[str, str] = {'dead_groups': 'collection', 'gate': 'collection', 'source': 'collection'}
 
-# what a piece may read, by the key that chooses the piece; see losses.make_inputs, losses.prepare, advantage_inputs
+# what a piece may read, by the key that chooses the piece; see losses.make_inputs, losses.prepare, host_advantages
 _BY_ROW = ('mask', 'advantages', 'group_ids', 'correct')
 _BY_TOKEN = (
     *_BY_ROW,

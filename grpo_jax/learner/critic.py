@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Float32
 import numpy as np
 
-from grpo_jax.algorithms import Algorithm, advantage_inputs, group_math, pieces, weights
+from grpo_jax.algorithms import Algorithm, group_math, host_advantages, pieces, weights
 from grpo_jax.learner import descent
 from grpo_jax.learner.options import Learning, Minibatching
 from grpo_jax.models import heads
@@ -81,7 +81,7 @@ def critic_targets(
     """
     inputs = pieces.Inputs(data)
     values = inputs['values']
-    token_rewards = advantage_inputs.token_rewards(algorithm, rewards, kl_coef, inputs)
+    token_rewards = host_advantages.token_rewards(algorithm, rewards, kl_coef, inputs)
     advantages = group_math.generalized_advantages(
         token_rewards, inputs['mask'], values, algorithm.discount, algorithm.critic_lambda
     )
