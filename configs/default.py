@@ -65,7 +65,7 @@ def get_config(preset='grpo'):
         'reflection': {'phrases': ('wait', 'aha', 'actually', 'let me check', 'let me re-check', 'double-check',
                                    'this calculation seems wrong'), 'cap': 3},  # cap: phrases that count
         'countdown': {'partial': 0.1},   # of an expression that misses the target
-        'code': {'all_pass': True, 'timeout': 10.0, 'memory_mib': 512},  # all_pass: else the share of tests
+        'code': {'all_pass': True, 'timeout': 10.0, 'memory_mib': 512},  # all_pass: else partial credit
         'model': {'folder': '', 'dtype': 'float32', 'batch': 32, 'device': 0, 'park': True,  # weights wait on the host
                   'transform': 'sigmoid', 'mean': 0.0, 'std': 1.0, 'cap': 0.0},  # cap 0: none
         'process': {'folder': '', 'dtype': 'float32', 'batch': 32, 'device': 0, 'park': True, 'aggregate': 'min',

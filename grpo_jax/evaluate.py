@@ -59,7 +59,7 @@ FREE_CACHE = 2**26  # bytes of keys and values on a device that an evaluation ma
 # fields of Sampling that evaluation.json leaves out
 UNRECORDED = ('thinking_text', 'thinking_start', 'cache_bytes', 'kernels', 'greedy', 'lora')
 NOISE = 0x5EED  # folded into the run's key: evaluation must not reuse training's noise
-TIES = 'maj@k: share of correct ones among the most frequent answers; tied answers count alike, unread ones not at all'
+TIES = 'maj@n: share of correct ones among the most frequent answers; tied answers count alike, unread ones not at all'
 
 
 class Evaluator(NamedTuple):

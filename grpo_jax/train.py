@@ -10,21 +10,24 @@ Examples:
 # Where the parts of a step are:
 #   its settings     run/config_file.py (Parser, read_config): flags and files; run/settings.py (from_config), with the
 #                    options of each package: typed values; run/open.py (open_run): which contradict each other
-#   its devices      sharding/mesh.py (choose, make); what lies on them how: sharding/specs.py (params, by the axes that
-#                    models/transformer.py (param_table) names; over_rows), learner/programs.py (_abstract_state)
+#   its devices      run/open.py (open_mesh), sharding/mesh.py (choose, make); what lies on them how: sharding/specs.py
+#                    (params, by the axes that models/transformer.py (param_table) names; over_rows),
+#                    learner/programs.py (_abstract_state)
+#   a model family   models/hf/families.py (FAMILIES: what differs from Llama), models/hf/load.py (load_params)
 #   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk); made of rows by data/dataset.py (load),
-#                    data/records.py (read_prompt), data/prompt_format.py (encode_prompt)
+#                    data/records.py (read_prompt), data/prompt_format.py (encode_prompt); those that retire:
+#                    collect/draw.py (find_retired)
 #   without waiting  collect/carry.py (make_carry), collect/schedule.py (sample_ahead), collect/pending.py (Pending)
 #   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device;
 #                    its noise: collect/draw.py (sample: the run's key), sampler/generate.py (row_keys),
 #                    sampler/decode.py (_choose_token); its keys and values: models/cache.py (Chunk),
-#                    sampler/schedule.py (make_schedule)
-#   its weights      sampler/programs.py (send, _convert_weights); on devices of its own: sharding/sides.py (Sides), of
+#                    sampler/schedule.py (make_schedule); stop strings and thinking: sampler/stops.py
+#   sampler weights  sampler/programs.py (send, _convert_weights); on devices of its own: sharding/sides.py (Sides), of
 #                    other processes: sampler/serve.py (RemoteEngine), hosts/transport.py (Link)
 #   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
 #                    rewards/custom.py (load_file) of your own; rewards/__init__.py says what one may take and return
-#   the advantage    learner/experience.py (make_experience), algorithms/host_advantages.py (compute_advantages),
-#                    algorithms/advantages.py (group_norm); of dead groups collect/select.py (find_dead)
+#   the advantage    learner/experience.py (make_experience), algorithms/host_advantages.py (compute_advantages);
+#                    grpo chooses algorithms/advantages.py (group_norm); of dead groups collect/select.py (find_dead)
 #   the loss         learner/programs.py (Update), learner/update.py (make_gradient), algorithms/losses.py
 #                    (token_losses; prepare: their weights). Preset NAME chooses its pieces in
 #                    configs/algorithms/NAME.py: grpo chooses algorithms/surrogates.py (clip), algorithms/kl.py (k3) and
@@ -33,30 +36,35 @@ Examples:
 #   a new term       algorithms/regularizers.py (entropy_bonus); what it may read: algorithms/checks.py (READABLE),
 #                    algorithms/losses.py (make_inputs); of the head: types.py (HeadOutput), learner/logprobs.py
 #                    (_read_logits)
-#   its numbers      defaults and ranges are arguments of pieces, as in algorithms/surrogates.py (clip); bound by
+#   pieces' numbers  defaults and ranges are their arguments, as in algorithms/surrogates.py (clip); bound by
 #                    algorithms/algorithm.py (make), checked by algorithms/checks.py (_check_numbers)
 #   the critic       its targets: learner/critic.py (critic_targets), of algorithms/group_math.py
 #                    (generalized_advantages); its update: learner/update.py (update), learner/critic.py
 #                    (update_critic); its values: learner/programs.py (Learner)
-#   its microbatches learner/packing.py (pack: how many; cut_minibatch), learner/descent.py (accumulate); who attends to
+#   microbatches     learner/packing.py (pack: how many; cut_minibatch), learner/descent.py (accumulate); who attends to
 #                    whom in a packed row: models/attention.py (PackedMask)
-#   its agreement    with the sampler: algorithms/losses.py (metrics: sampler_gap_*), run/observers.py (fresh_gap_*)
+#   agreement        of sampler and learner: algorithms/losses.py (metrics: sampler_gap_*), run/observers.py
+#                    (fresh_gap_*)
 #   the optimizer    learner/descent.py (descend); an adaptive kl_coef: algorithms/algorithm.py (adapt)
+#   a skipped update learner/descent.py (descend), run/loop.py (finish), run/checkpoint.py (dump_bad_batch)
 #   adapters         models/lora.py (policy_table, split, join), models/linear.py (matmul), run/open.py
-#                    (make_whole_policy), tools/export.py (export)
+#                    (make_whole_policy), tools/export.py (export); in the sampler: models/lora.py (merge, inspect)
 #   the reference    collect/policies.py: the first (load_reference), a new one (make_renewal)
 #   a diagnosis      its signs and advice: diagnose/groups.py (dead_run), diagnose/policy.py (entropy_collapse), ...;
 #                    thresholds: diagnose/options.py (DiagnoseOptions); which speak: diagnose/monitors.py
 #                    (new_diagnoses); who prints and records it: run/loop.py (Monitors)
-#   its figures      evaluate.py (Evaluator), figures.py (compute_figures); of the log: run/measure.py (assess)
+#   figures          evaluate.py (Evaluator), figures.py (compute_figures), statistics.py; of the log:
+#                    run/measure.py (assess)
 #   a dry run        for absent chips: tools/preflight/plan.py (make, list_jobs), tools/preflight/verdict.py
 #                    (compile_and_check); their figures: sharding/chips.py (lookup), tools/preflight/topology.py
 #                    (find_gpu, devices)
 #   a refusal        errors.py (BadInput; Checks collects several), run/open.py (open_run)
-#   a signal         run/signals.py (Signals), run/loop.py (finish); the exit status: run/cli.py (run), errors.py
-#   its processes    what keeps them alike: run/loop.py (barrier, finish), hosts/processes.py (exchange_stop)
+#   a signal         run/signals.py (SignalThread, Signals), run/loop.py (finish); the exit status: run/cli.py (run),
+#                    errors.py
+#   the workdir      its owner: run/loop.py (owns_workdir), hosts/lock.py (own)
+#   processes        what keeps them alike: run/loop.py (barrier, finish), hosts/processes.py (exchange_stop)
 #   a checkpoint     types.py (TrainState) lists what is in it, run/loop.py (finish) says when,
-#                    run/checkpoint.py (save, restore), run/open.py (open_state) resumes from it
+#                    run/checkpoint.py (save; restore, which passes damaged ones over), run/open.py (open_state)
 
 from collections.abc import Callable, Mapping, Sequence
 import os
@@ -115,14 +123,14 @@ def run(
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
     # What is kept in TrainState.aux, as shapes: the collector's place in the data, each example's mean reward, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
-    learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; keeps more in aux
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # of tokens, by the old policy, reference and teacher
+    learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; its critic is in aux
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # by old policy (or the engine), reference, teacher
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
     evaluator = evaluate.make_evaluator(run, splits.test, 'test')  # samples held-out prompts, with noise of its own
 
-    # The compiled programs of a step, not of an evaluation. All hosts must have the same; their hashes are recorded.
+    # A step's programs, compiled below. All hosts must have the same; an evaluation's change nothing that is learned.
     programs = collector.programs | learner.programs | observers.programs | logprob_stage.programs
     # Only with steering.branch=FOLDER: run.workdir is FOLDER then, and begins with what fits of the state in workdir.
     branch.make_branch(run, workdir, learner)
@@ -135,14 +143,14 @@ def run(
         # All hosts have the same newest step, config, data, programs and files of the user's, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.digests)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
-        if shell.newest is not None or not settings.supervised.updates:  # else the cold start does, between its updates
+        if shell.newest is not None or not settings.supervised.updates:  # else the cold start starts each in turn
             compiler.start()
         # The newest checkpoint, put on the mesh; where a setting was amended, the parts that it shapes begin anew.
         state = open_state(run, shell.checkpoints, learner.abstract_state, learner.initial)
         # Without one, the model's policy, or what the cold start, a run of its own, makes of it.
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         compiler.wait('the programs of a step and an evaluation')
-        check_programs(run.workdir, settings.recorded, programs)  # refuses or warns where programs alone differ
+        check_programs(run.workdir, settings.recorded, programs)  # against those recorded at the last start
         make_workdir(run, int(state.step))  # config.json and what else tells of the run, now that all is checked
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
         # Where a new reference is due, it saves a checkpoint and reads it from there; a resumed run reads the same one.
@@ -163,7 +171,7 @@ def run(
                 # advantages, in the experience; rows that are dropped are packed out, and rewards are shaped
                 state, experience, packed, rewarded, row = to_experience(state, draw, packed, rewarded, logprobs)
 
-            with loop.stage('observe'):  # the state keeps the probe, a set of completions that were right
+            with loop.stage('observe'):  # the state keeps the probe: right completions, whose likelihood is watched
                 state, observed = observers.observe(state, experience, packed, draw)
 
             with loop.stage('update'):  # only here do parameters change
@@ -173,7 +181,7 @@ def run(
 
             loop.dump_if_due(step, draw, rewarded, experience)  # completions and what was learned from them
             loop.log(step, row, speeds(draw, loop.seconds))
-            loop.finish(step, state, row, experience)  # saves a checkpoint if one is due; stops after a signal
+            loop.finish(step, state, row, experience)  # saves, the experience too where an update was skipped; may stop
 
         loop.evaluate(settings.steps, evaluator, state)
     print_outcome(run.workdir)  # the evaluations, and the curve
@@ -236,7 +244,7 @@ def make_experience_stage(
     algorithm, gate, reward_functions = run.algorithm, run.settings.collection.gate, run.rewards
     places = {example.id: place for place, example in enumerate(examples)}
     drops_truncated = run.settings.collection.truncated == 'drop'
-    # else completions teach without a reward
+    # whether completions need a reward to teach
     judged = algorithm.source not in READ_FROM_DATA and not pieces.property_of(algorithm.advantage, 'unrewarded')
 
     def to_experience(state, draw, packed, rewarded, logprobs):

@@ -19,7 +19,7 @@ def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Arr
     The names are `weights`, `selected` (how much each token counts), `weights of NAME` for each regularizer NAME and,
     if a piece reads it, `top_covariance` (1 for the tokens of highest covariance, else 0).
     """
-    mask, rollout = experience.rollout.loss_mask, experience.rollout
+    mask, rollout = experience.loss_mask, experience.rollout
     old_logprobs: Any = experience.old_logprobs  # None where no piece reads it
     inputs = pieces.Inputs(
         {
@@ -128,7 +128,7 @@ def policy_loss(
     prepared = prepare(algorithm, experience)
     coefficients: dict[str, Any] = dict(algorithm.coefficients)
     if algorithm.entropy_target:
-        mask = experience.rollout.loss_mask
+        mask = experience.loss_mask
         coefficients['entropy_acts'] = jnp.mean(entropy, where=mask) <= algorithm.entropy_target
     output = HeadOutput(logprobs, entropy, top_logprobs)
     losses = token_losses(algorithm, output, experience, prepared, coefficients)
@@ -152,7 +152,7 @@ def gradient_coefficients(
 
 def metrics(algorithm: Algorithm, output: HeadOutput, experience: Experience) -> dict[str, Float[Array, '']]:
     """Metrics of one minibatch, f32[] by name: means over the tokens of loss_mask, unless the name says otherwise."""
-    mask = experience.rollout.loss_mask
+    mask = experience.loss_mask
     logprobs, inputs = output.logprobs, make_inputs(algorithm, output, experience)
 
     def mean(x):
@@ -199,7 +199,7 @@ def _mark_clipped(algorithm, output, experience):
         inputs = make_inputs(algorithm, output._replace(logprobs=logprobs), experience)
         return jnp.sum(pieces.call(algorithm.surrogate, inputs))
 
-    return (jax.grad(surrogate)(output.logprobs) == 0) & experience.rollout.loss_mask
+    return (jax.grad(surrogate)(output.logprobs) == 0) & experience.loss_mask
 
 
 def is_kl_clamped(logprobs: Float[Array, '...'], reference: Float[Array, '...'], most: float) -> Bool[Array, '...']:
@@ -213,7 +213,7 @@ def make_inputs(algorithm: Algorithm, output: HeadOutput, experience: Experience
 
     Arrays are masked before any exp is taken, since an overflow in a masked token would make the gradient NaN.
     """
-    rollout, mask = experience.rollout, experience.rollout.loss_mask
+    rollout, mask = experience.rollout, experience.loss_mask
 
     def masked(x) -> Any:
         return None if x is None else jnp.where(mask, x, 0.0)

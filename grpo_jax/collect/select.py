@@ -38,7 +38,7 @@ class Collector(NamedTuple):
     collect: Collect  # rewards may still be computed
     engine: Sampler | None  # the sampler; None: completions are read from the data
     examples: Sequence[Example]  # all examples whose prompts may be drawn
-    programs: dict[str, Any]  # by name
+    programs: dict[str, Any]  # {'sample': engine}, whose hash is of all its programs; {} without an engine
     aux: dict[str, Any]  # what it keeps in TrainState.aux, as ShapeDtypeStructs by key; all begin as zeros
 
 

@@ -22,7 +22,8 @@ def descend(
     optimizer: an optax transformation. learns, bool[]: where false, metrics are computed and nothing changes.
 
     An update is skipped, and counted in `skipped`, if the loss, the gradient, or any new parameter or moment is not
-    finite. A metric is the mean over all updates; a metric *_max is the maximum, and a PooledMean pools all values.
+    finite. A metric is the mean over all updates, skipped ones too; a metric *_max is the maximum, and a PooledMean
+    pools all values.
     With minibatching.offload, opt_state lies in the host's memory between updates, and must lie there from the start.
     """
     minibatches = jax.tree.map(lambda x: interleave(x, minibatching.minibatches, minibatching.group_size), batch)

@@ -48,7 +48,8 @@ class Learning(NamedTuple):
 
     epochs: Amendable[Annotated[int, Range(least=1, most=10_000)]] = 1  # passes over a step's rollout
     minibatches: Amendable[Count] = 1  # optimizer updates a pass
-    microbatches: Free[Count] = 1  # gradients that add up to one update, where rows are padded; above 1 they are
+    # gradients that add up to one update, where rows are padded; above 1 rows are padded where pack_columns is -1
+    microbatches: Free[Count] = 1
     # tokens of a packed row: prompts once, then their completions; -1: chosen by the step's sizes; 0: rows are
     # padded; above 0 `microbatches` cuts a critic's rows alone
     pack_columns: Free[Annotated[int, Range(least=-1, most=2**31 - 1)]] = -1
@@ -71,7 +72,7 @@ class Learning(NamedTuple):
     temperature: NoKey[float] = 1.0  # logits are divided by it before softmax
     value_clip: NoKey[float] = 0.0  # how far a critic's value may move in a step without more loss; 0: any
     critic_warmup: NoKey[int] = 0  # steps at the start in which the critic learns alone
-    max_bad_steps: Free[Natural] = 10  # non-finite updates in the whole run, above which the run stops
+    max_bad_steps: Free[Natural] = 10  # updates skipped in the whole run, the critic's too, above which the run stops
 
     @classmethod
     def from_config(cls, section, **others):

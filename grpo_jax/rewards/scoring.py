@@ -43,8 +43,8 @@ class Rewards(NamedTuple):
     rewards: np.ndarray  # f64[B] the weighted sums of parts; NaN: unscorable, a part with a weight could not tell
     correct: np.ndarray  # f64[B] the verifier's verdict: 1 right, 0 wrong; NaN: it cannot tell, or there is none
     parts: dict  # name -> f64[B]
-    # 'expired', 'died', 'refused', 'missing' -> bool[B]: some part ran out of time, ran out of memory, was refused by
-    # its service (only where a part has one), or raised an exception in each call
+    # 'expired', 'died', 'refused', 'missing' -> bool[B]: some part ran out of time, died (of memory, of recursion, or
+    # with its worker), was refused by its service (only where a part has one), or raised an exception in each call
     failures: dict
     retried: Any = ()  # bool[B]: some part was called more than once
     errors: Any = ()  # str objects [B]: the last exception of a part that is missing; '' where none is

@@ -1,8 +1,8 @@
 """Orbax checkpoints of a TrainState, which is all that a run needs to resume: written atomically in the background.
 
 Each checkpoint records a digest of every array, and arrays that are read back are compared with their digests. A
-checkpoint is sound when they are equal. A run resumes from its newest sound checkpoint; newer damaged ones are moved to
-workdir/damaged.
+checkpoint is sound when they are equal. A run resumes from its newest sound checkpoint; newer damaged ones, and all
+folders that cannot be checkpoints, are moved to workdir/damaged.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -254,9 +254,9 @@ def _is_begun(workdir):
 def open_mesh(settings: Settings, model_config: transformer.ModelConfig, workdir: str, head: bool = False) -> Settings:
     """The Settings with the run's mesh, chosen where config.mesh.data is 0; prints it, and how many devices are idle.
 
-    A run goes on with the mesh in its config.json while there are as many devices, unless config.mesh has an axis above
-    1. Where no mesh over all devices divides the batch, one process takes as many devices as it can. head: as in
-    open_config.
+    A run goes on with the mesh in its config.json while there are as many devices and it divides model and batch,
+    unless config.mesh has an axis above 1. Where no mesh over all devices divides them, one process takes as many
+    devices as it can, on TPUs a divisor of their number. head: as in open_config.
     """
     section, devices = settings.mesh, meshes.devices_here()
     sizes, count = meshes.sizes_of(section), len(devices) - section.get('sampler', 0)

@@ -18,9 +18,12 @@ NEVER_DRAWN = -jnp.inf  # logit of a token that must not be drawn
 
 
 class Sampling(NamedTuple):
-    """The options of config.rollout as plain values, which a program can be compiled for."""
+    """The options of config.rollout as plain values, which a program can be compiled for.
 
-    # logits are divided by it before softmax, also for logprobs; 0, for evaluations: exact argmax
+    A temperature of 0, which no config can have, is exact argmax.
+    """
+
+    # logits are divided by it before softmax, also for logprobs
     temperature: Annotated[float, Range(least=0.01, most=100)] = 1.0
     max_tokens: Count = 64  # C, the completion budget
     stop_tokens: NoKey[tuple[int, ...]] = ()  # a completion ends with the first of them

@@ -57,7 +57,7 @@ class RolloutState(Pytree):
     forced: Bool[Array, 'N C']  # tokens that were not sampled
     given_tokens: Int[Array, 'N C']  # to write whatever is sampled (replay); -1: sample
     count: Int[Array, ' N']  # tokens so far
-    limit: Int[Array, ' N']  # count at which a row pauses
+    limit: Int[Array, ' N']  # count at which a row ends, max_tokens, or pauses before
     done: Bool[Array, ' N']  # has met a stop
     thinking: Bool[Array, ' N']  # thinking is open
     states: dict[str, Int[Array, ' N']]  # of automata by name

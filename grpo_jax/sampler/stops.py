@@ -1,7 +1,7 @@
-"""Stop strings inside the decode loop: a byte automaton (Aho-Corasick) that reads tokens.
+"""Strings that the decode loop looks for, to stop or to follow thinking: a byte automaton (Aho-Corasick) reads tokens.
 
-A stop string may begin in one token and end in another. The automaton's state is the longest end of the text so far
-that begins a stop string. One look-up in a table [states, V] moves the automaton over a whole token.
+A string may begin in one token and end in another. The automaton's state is the longest end of the text so far that
+begins such a string. One look-up in a table [states, V] moves the automaton over a whole token.
 """
 
 from collections.abc import Sequence
@@ -59,8 +59,9 @@ def follow_thinking(
 ) -> tuple[States, Bool[Array, ' B']]:
     """(states, bool[B], whether a row's thinking is open) after the token at position n.
 
-    Before position thinking_tokens, the string that ends thinking closes it, and the opening string opens it. An
-    automaton that has met its string begins again.
+    Before position thinking_tokens, the string that ends thinking closes it, and the opening string opens it. From
+    there on nothing changes: where thinking is open then, decode_segment writes its end. An automaton that has met its
+    string begins again.
     """
     if not thinking_tokens:
         return states, thinking

@@ -18,7 +18,7 @@ class Axes(NamedTuple):
     """config.mesh: how many devices lie along each axis, and how many the sampler has beside them."""
 
     # devices that share the rows, each with all weights; 0: all devices that the other axes leave, and where these are
-    # 1, all axes are chosen for the model and the batch
+    # 1, data, fsdp and tensor are chosen for the model and the batch
     data: Natural = 0
     fsdp: Count = 1  # devices that share the rows, each with a part of the weights; 1: not cut
     context: Count = 1  # devices that share the columns of a row; 1: not cut

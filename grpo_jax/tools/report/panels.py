@@ -39,7 +39,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         Panel(
             'Accuracy of samples',
             ('pass@*', 'maj@*', 'strict/pass@*', 'strict/maj@*'),
-            'pass@k: any of k samples is right. maj@k: the most frequent answer is right.',
+            'pass@k: any of k samples is right. maj@n: the most frequent answer is right.',
             file='evaluations',
         ),
         Panel('Held-out reward', ('reward', 'greedy/reward'), file='evaluations'),
