@@ -73,9 +73,14 @@ def world():
     return hash(tuple(ids))
 
 
-def describe(x, kept):
-    """Something hashable that is equal for equal values; an object of an unknown kind equals itself alone."""
-    inner = functools.partial(describe, kept=kept)
+def describe(x, kept, around=()):
+    """Something hashable that is equal for equal values; an object of an unknown kind equals itself alone.
+
+    kept: a list that unknown objects are added to; around: ids of what x is in, since a function may close over itself.
+    """
+    if id(x) in around:
+        return 'around', around.index(id(x))
+    inner = functools.partial(describe, kept=kept, around=(*around, id(x)))
     if isinstance(x, types.FunctionType):
         cells = tuple(cell.cell_contents for cell in x.__closure__ or ())
         return x.__module__, x.__qualname__, x.__code__, inner(x.__defaults__), inner(x.__kwdefaults__), inner(cells)
@@ -83,6 +88,8 @@ def describe(x, kept):
         return inner(x.__func__), inner(x.__self__)
     if isinstance(x, functools.partial):
         return 'partial', inner(x.func), inner(x.args), inner(x.keywords)
+    if isinstance(x, jax.custom_vjp):
+        return 'custom_vjp', inner(x.fun), inner(x.fwd), inner(x.bwd), inner(x.nondiff_argnums)
     if isinstance(x, (tuple, list)):
         return type(x), tuple(map(inner, x))
     if isinstance(x, dict):
