@@ -30,7 +30,7 @@ def get_config(preset='dr_grpo'):
     config.supervised.optimizer.learning_rate = 3e-3
     config.supervised.optimizer.warmup = 20
     config.supervised.optimizer.schedule = 'cosine'
-    # DPO lowers both completions of a pair at a greater rate, and evaluations fall
+    # at the others' rate DPO makes the worse completion of a pair less likely and the better one no more so
     config.optimizer.learning_rate = 3e-5 if config.algorithm.surrogate == 'dpo' else 3e-4
     config.evaluation.every = 10
     config.checkpoint.every = 100

@@ -123,7 +123,7 @@ def run(
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
     # What is kept in TrainState.aux, as shapes: the collector's place in the data, each example's mean reward, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
-    learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; its critic is in aux
+    learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; adds its own to aux
     logprob_stage = make_logprobs(run, learner, collector.engine)  # by old policy (or the engine), reference, teacher
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
@@ -143,7 +143,7 @@ def run(
         # All hosts have the same newest step, config, data, programs and files of the user's, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.digests)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
-        if shell.newest is not None or not settings.supervised.updates:  # else the cold start starts each in turn
+        if shell.newest is not None or not settings.supervised.updates:  # else the cold start starts them one by one
             compiler.start()
         # The newest checkpoint, put on the mesh; where a setting was amended, the parts that it shapes begin anew.
         state = open_state(run, shell.checkpoints, learner.abstract_state, learner.initial)

@@ -65,7 +65,7 @@ class Rollout(Pytree):
 
     tokens: Int[Array, 'B T']  # prompt (left-padded), then completion (right-padded)
     prompt_mask: Bool[Array, 'B Q']
-    completion_mask: Bool[Array, 'B C']  # tokens and stop token; False in rows that an Experience drops
+    completion_mask: Bool[Array, 'B C']  # of the completion and its stop token; False in rows that an Experience drops
     forced: Bool[Array, 'B C']  # tokens that were written and not sampled; they have no loss
     logprobs: Float[Array, 'B C']  # the sampler's log pi_T(token), untruncated; 0 where masked
     truncated: Bool[Array, ' B']  # no stop token has come: the budget ended, or the row goes on later

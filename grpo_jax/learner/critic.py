@@ -94,7 +94,7 @@ def _targets(experience):
 
     The returns of unscorable completions are NaN; they become 0 here, since a masked NaN would spoil the gradient.
     """
-    mask = experience.rollout.loss_mask & jnp.isfinite(experience.returns)
+    mask = experience.loss_mask & jnp.isfinite(experience.returns)
     return jnp.where(mask, experience.returns, 0.0), mask
 
 

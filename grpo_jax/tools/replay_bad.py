@@ -124,7 +124,7 @@ class _NonFiniteReport:
 
     def __init__(self, tokenizer, experience, rows):
         self._tokenizer, self._rows = tokenizer, rows
-        self._mask, self._groups = np.asarray(experience.rollout.loss_mask), experience.group_ids
+        self._mask, self._groups = np.asarray(experience.loss_mask), experience.group_ids
         self._tokens = experience.rollout.tokens[:, -self._mask.shape[1] :]
 
     def describe(self, arrays, where):
