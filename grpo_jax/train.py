@@ -25,7 +25,9 @@ Examples:
 #   sampler weights  sampler/programs.py (send, _convert_weights); on devices of its own: sharding/sides.py (Sides), of
 #                    other processes: sampler/serve.py (RemoteEngine), hosts/transport.py (Link)
 #   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
-#                    rewards/custom.py (load_file) of your own; rewards/__init__.py says what one may take and return
+#                    rewards/custom.py (load_file) of your own; rewards/__init__.py says what one may take and return;
+#                    rewards/math/verifier.py and rewards/code/verifier.py (reward); what a part that failed counts:
+#                    rewards/scoring.py (FAILURES, _add_up)
 #   the advantage    learner/experience.py (make_experience), algorithms/host_advantages.py (compute_advantages);
 #                    grpo chooses algorithms/advantages.py (group_norm); of dead groups collect/select.py (find_dead)
 #   the loss         learner/programs.py (Update), learner/update.py (make_gradient), algorithms/losses.py
@@ -33,9 +35,8 @@ Examples:
 #                    configs/algorithms/NAME.py: grpo chooses algorithms/surrogates.py (clip), algorithms/kl.py (k3) and
 #                    algorithms/weights.py (sequence_mean). Corrections, like algorithms/corrections.py (truncated),
 #                    multiply the loss; grpo chooses none
-#   a new term       algorithms/regularizers.py (entropy_bonus); what it may read: algorithms/checks.py (READABLE),
-#                    algorithms/losses.py (make_inputs); of the head: types.py (HeadOutput), learner/logprobs.py
-#                    (_read_logits)
+#   a new term       of the loss: a function in algorithms/regularizers.py (entropy_bonus), which says what it may read.
+#                    What the head has not yet: types.py (HeadOutput, HEAD_BY_TOKEN), learner/logprobs.py (_read_logits)
 #   pieces' numbers  defaults and ranges are their arguments, as in algorithms/surrogates.py (clip); bound by
 #                    algorithms/algorithm.py (make), checked by algorithms/checks.py (_check_numbers)
 #   the critic       its targets: learner/critic.py (critic_targets), of algorithms/group_math.py
@@ -48,7 +49,8 @@ Examples:
 #   the optimizer    learner/descent.py (descend); an adaptive kl_coef: algorithms/algorithm.py (adapt)
 #   a skipped update learner/descent.py (descend), run/loop.py (finish), run/checkpoint.py (dump_bad_batch)
 #   adapters         models/lora.py (policy_table, split, join), models/linear.py (matmul), run/open.py
-#                    (make_whole_policy), tools/export.py (export); in the sampler: models/lora.py (merge, inspect)
+#                    (make_whole_policy), tools/export.py (export); in the sampler: models/lora.py (merge, inspect),
+#                    run/measure.py (sampler_metrics); in a checkpoint: run/checkpoint.py (save)
 #   the reference    collect/policies.py: the first (load_reference), a new one (make_renewal)
 #   a diagnosis      its signs and advice: diagnose/groups.py (dead_run), diagnose/policy.py (entropy_collapse), ...;
 #                    thresholds: diagnose/options.py (DiagnoseOptions); which speak: diagnose/monitors.py

@@ -86,6 +86,9 @@ class HeadOutput(NamedTuple):
     top_ids: Int[Array, 'B C k'] | None = None  # their ids, if the head has chosen the likeliest
 
 
+HEAD_BY_TOKEN = ('logprobs', 'entropy')  # fields [B, C] of HeadOutput: a piece may read them by name
+
+
 @pytree
 class Experience(Pytree):
     """What an update of the policy learns from: a rollout, its advantages, and its tokens' logprobs by policy."""

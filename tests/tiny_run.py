@@ -1,4 +1,4 @@
-"""A whole run in seconds: two-digit sums, a random model, on one of the fake devices."""
+"""A whole run in seconds: sums of digits, a random model of two narrow layers, on one of the fake devices."""
 
 import dataclasses
 import json
@@ -8,8 +8,11 @@ from grpo_jax.configs import arithmetic
 from grpo_jax.run.open import make_workdir, open_split
 from grpo_jax.run.steering import read_contents
 
+# the demo's model, cut to two layers of 32: a step takes half as long
+MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'characters')
 # on the command line, what all small runs of the arithmetic demo share
 FLAGS = [
+    f'--config.model.path={MODEL}',
     '--config.data.options.digits=1',
     '--config.data.options.count=40',
     '--config.data.prompts_per_step=4',
@@ -21,7 +24,7 @@ FLAGS = [
 def config(**changes):
     """The arithmetic demo cut down; changes are dotted keys with __ for the dots."""
     small = arithmetic.get_config(changes.pop('preset', 'dr_grpo'))
-    small.steps = 6
+    small.steps, small.model.path = 6, MODEL
     small.data.options = {'digits': 1, 'count': 40, 'blurts': 0.5, 'wrong': 0.5}
     small.data.prompts_per_step, small.data.max_prompt_tokens = 4, 6
     small.rollout.group_size, small.rollout.max_tokens = 4, 12

@@ -14,6 +14,7 @@ from grpo_jax.algorithms import kl as kls
 from grpo_jax.algorithms import pieces
 from grpo_jax.algorithms.group_math import GATES
 from grpo_jax.errors import BadInput
+from grpo_jax.types import HEAD_BY_TOKEN
 
 if TYPE_CHECKING:
     from grpo_jax.algorithms.algorithm import Algorithm
@@ -33,8 +34,9 @@ SECTIONS: dict[str, str] = {'dead_groups': 'collection', 'gate': 'collection', '
 _BY_ROW = ('mask', 'advantages', 'group_ids', 'correct')
 _BY_TOKEN = (
     *_BY_ROW,
-    *('rewards', 'logprobs', 'entropy', 'base_logprobs', 'log_ratio', 'token_ratio', 'sampler_logprobs'),
-    *('ref_logprobs', 'log_rho', 'drift', 'teacher_kl'),
+    *HEAD_BY_TOKEN,
+    *('rewards', 'base_logprobs', 'log_ratio', 'token_ratio', 'sampler_logprobs', 'ref_logprobs', 'log_rho', 'drift'),
+    'teacher_kl',
 )
 _OF_LOSS = (*_BY_TOKEN, 'ratio', 'weights', 'selected', 'top_covariance', 'entropy_coef', 'kl_coef')
 READABLE = {

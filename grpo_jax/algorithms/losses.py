@@ -10,7 +10,7 @@ import numpy as np
 
 from grpo_jax.algorithms import kl, pieces, ratios, reductions, weights
 from grpo_jax.algorithms.algorithm import Algorithm
-from grpo_jax.types import Array, Experience, HeadOutput
+from grpo_jax.types import HEAD_BY_TOKEN, Array, Experience, HeadOutput
 
 
 def prepare(algorithm: Algorithm, experience: Experience) -> dict[str, Float[Array, 'B C']]:
@@ -221,13 +221,13 @@ def make_inputs(algorithm: Algorithm, output: HeadOutput, experience: Experience
     def fixed(x) -> Any:
         return None if x is None else jax.lax.stop_gradient(masked(x))
 
-    live, sampler = masked(output.logprobs), fixed(rollout.logprobs)
+    of_head = {name: masked(getattr(output, name)) for name in HEAD_BY_TOKEN}
+    live, sampler = of_head['logprobs'], fixed(rollout.logprobs)
     old = fixed(output.logprobs if experience.old_logprobs is None else experience.old_logprobs)
     base = sampler if algorithm.ratio_base == 'sampler' else old
     inputs = pieces.Inputs(
         {
-            'logprobs': live,
-            'entropy': masked(output.entropy),
+            **of_head,
             'base_logprobs': base,
             'log_ratio': live - base,
             'sampler_logprobs': sampler,
