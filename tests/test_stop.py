@@ -97,7 +97,7 @@ class Failing:
 
 
 def test_a_reward_that_fails_saves_the_last_finished_step_and_goes_on_bit_for_bit(tmp_path, monkeypatch, capsys):
-    changed = tiny_run.config(steps=3, supervised__updates=0, checkpoint__every=100, data__prompts_per_step=4)
+    changed = tiny_run.config(seed=2, steps=3, supervised__updates=0, checkpoint__every=100, data__prompts_per_step=4)
     changed.reward.parts, changed.reward.verifier = (('mine', 1.0),), ''
     changed.reward.retries, changed.reward.most_missing = 0, 0.9
     monkeypatch.setattr(evaluate.Evaluator, '__call__', lambda *_: {'greedy': 0.0})  # which calls the reward too

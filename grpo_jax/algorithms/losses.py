@@ -221,13 +221,13 @@ def make_inputs(algorithm: Algorithm, output: HeadOutput, experience: Experience
     def fixed(x) -> Any:
         return None if x is None else jax.lax.stop_gradient(masked(x))
 
-    of_head = {name: masked(getattr(output, name)) for name in HEAD_BY_TOKEN}
-    live, sampler = of_head['logprobs'], fixed(rollout.logprobs)
+    from_head = {name: masked(getattr(output, name)) for name in HEAD_BY_TOKEN}
+    live, sampler = from_head['logprobs'], fixed(rollout.logprobs)
     old = fixed(output.logprobs if experience.old_logprobs is None else experience.old_logprobs)
     base = sampler if algorithm.ratio_base == 'sampler' else old
     inputs = pieces.Inputs(
         {
-            **of_head,
+            **from_head,
             'base_logprobs': base,
             'log_ratio': live - base,
             'sampler_logprobs': sampler,
