@@ -127,7 +127,7 @@ def compute_figures(sampled: Judged, prompts: int, greedy: Judged | None = None)
 
     With a verifier: pass@k for n and the powers of two up to n, and greedy (whether the greedy completion is correct);
     if the verifier reads answers, also maj@n (statistics.majority) and unparsed (no answer could be read). Always:
-    reward, length in tokens, truncated, and failed (a part of the reward ran out of time or memory). The prefix strict/
+    reward, length in tokens, truncated, and failed (for a part of the reward, see Rewards.failures). The prefix strict/
     marks the verifier's stricter reading, and greedy/ marks greedy completions; other figures are of the samples.
     """
     figures: Figures = {}

@@ -10,9 +10,9 @@ Examples:
 # Where the parts of a step are:
 #   its settings     run/config_file.py (Parser, read_config): flags and files; run/settings.py (from_config), with the
 #                    options of each package: typed values; run/open.py (open_run): which contradict each other
-#   its devices      run/open.py (open_mesh), sharding/mesh.py (choose, make); what lies on them how: sharding/specs.py
-#                    (params, by the axes that models/transformer.py (param_table) names; over_rows),
-#                    learner/programs.py (_abstract_state)
+#   its devices      run/open.py (open_mesh; make_mesh_check: what a mesh divides), sharding/mesh.py (choose, make);
+#                    what lies on them how: sharding/specs.py (params, by the axes that models/transformer.py
+#                    (param_table) names; over_rows), learner/programs.py (_abstract_state)
 #   a model family   models/hf/families.py (FAMILIES: what differs from Llama), models/hf/load.py (load_params)
 #   its prompts      collect/draw.py (Drawer, choose), data/order.py (walk); made of rows by data/dataset.py (load),
 #                    data/records.py (read_prompt), data/prompt_format.py (encode_prompt); those that retire:
@@ -21,7 +21,8 @@ Examples:
 #   the decode loop  sampler/engine.py (Engine, sample) on the host, sampler/decode.py (decode_segment) on the device;
 #                    its noise: collect/draw.py (sample: the run's key), sampler/generate.py (row_keys),
 #                    sampler/decode.py (_choose_token); its keys and values: models/cache.py (Chunk),
-#                    sampler/schedule.py (make_schedule); stop strings and thinking: sampler/stops.py
+#                    sampler/schedule.py (make_schedule); stop strings and thinking: sampler/stops.py, and
+#                    the forced end of thinking: sampler/decode.py (_written_tokens)
 #   sampler weights  sampler/programs.py (send, _convert_weights); on devices of its own: sharding/sides.py (Sides), of
 #                    other processes: sampler/serve.py (RemoteEngine), hosts/transport.py (Link)
 #   rewards          rewards/build.py (build) of what config.reward names, rewards/scoring.py (RewardStream),
@@ -114,19 +115,20 @@ def run(
     called after each step with its row of metrics.jsonl; an exception in it ends the run, saved; examples: {'train':
     rows, 'test': rows} in place of the config's data: dicts, whose columns are read like those of files, or Examples.
     After a signal, the step in progress is finished and saved, and Stopped is raised; a command that has not finished
-    a step yet ends at once. Raises BadInput before any device work when a setting cannot work.
+    a step yet ends at once. Raises BadInput before any device work when a setting cannot work; only a wrong
+    checkpoint.best, and programs that differ from a resumed run's, are found later.
     """
     # Model, tokenizer, rewards, mesh; data to learn from and to be evaluated on. What is wrong with them is refused at
     # once; the makers of the participants below refuse what only they can find.
     run, splits = open_training(config, workdir, algorithm, functions, steering, examples=examples)
     settings, algorithm = run.settings, run.algorithm  # the config's values, typed; `algorithm`, or the config's
 
-    # The participants of a step, made once. They remember nothing: what lasts from step to step is in the TrainState.
+    # The participants of a step, made once. What is learned from step to step is in the TrainState, not in them.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
     # What is kept in TrainState.aux, as shapes: the collector's place in the data, each example's mean reward, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
     learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; adds its own to aux
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # by old policy (or the engine), reference, teacher
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # calls its scorer, a teacher, or the engine again
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
@@ -145,14 +147,14 @@ def run(
         # All hosts have the same newest step, config, data, programs and files of the user's, or the run ends here.
         barrier(shell.newest, settings.recorded, settings.data.origins, programs, run.contents.digests)
         compiler.add(executables(collector, learner, observers, evaluator, logprob_stage))
-        if shell.newest is not None or not settings.supervised.updates:  # else the cold start starts them one by one
+        if shell.newest is not None or not settings.supervised.updates:  # else between a cold start's updates
             compiler.start()
         # The newest checkpoint, put on the mesh; where a setting was amended, the parts that it shapes begin anew.
         state = open_state(run, shell.checkpoints, learner.abstract_state, learner.initial)
         # Without one, the model's policy, or what the cold start, a run of its own, makes of it.
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         compiler.wait('the programs of a step and an evaluation')
-        check_programs(run.workdir, settings.recorded, programs)  # against those recorded at the last start
+        check_programs(run.workdir, settings.recorded, programs)  # others than at the last start: refused, or warned
         make_workdir(run, int(state.step))  # config.json and what else tells of the run, now that all is checked
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
         # Where a new reference is due, it saves a checkpoint and reads it from there; a resumed run reads the same one.

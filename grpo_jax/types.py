@@ -68,8 +68,8 @@ class Rollout(Pytree):
     completion_mask: Bool[Array, 'B C']  # of the completion and its stop token; False in rows that an Experience drops
     forced: Bool[Array, 'B C']  # tokens that were written and not sampled; they have no loss
     logprobs: Float[Array, 'B C']  # the sampler's log pi_T(token), untruncated; 0 where masked
-    truncated: Bool[Array, ' B']  # no stop token has come: the budget ended, or the row goes on later
-    version: Int[Array, 'B C']  # the step whose weights sampled the token, plus the staleness while its draw waits
+    truncated: Bool[Array, ' B']  # no stop token or string has come: the budget ended, or the row goes on
+    version: Int[Array, 'B C']  # the step whose weights sampled the token; while its draw waits, see collect.schedule
 
     @property
     def loss_mask(self) -> Bool[Array, 'B C']:

@@ -569,7 +569,7 @@ def test_the_table_says_how_many_files_and_lines_each_takes():
     }.items():
         places, count = re.search(rf'^\| \[{row}\].*?\| (.*?) \| (\d+) \|', text, re.MULTILINE).groups()
         if row == 'model family':
-            assert places == f'none, {count} lines in `{files[0]}`'
+            assert places == f'none of yours, {count} lines in `{files[0]}`'
         else:
             assert sum(map(int, re.findall(r'\d+', places))) == len(files), row
         assert int(count) == sum(lines.pop(file) for file in files), row

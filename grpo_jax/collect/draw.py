@@ -119,7 +119,7 @@ class Drawer:
     def choose(
         self, step: int, aux: dict[str, Any], index: int = 0, count: int | None = None
     ) -> tuple[ChosenPrompts, dict[str, Any]]:
-        """(the next prompts, aux with its new position); they depend on seed, step, position and retired prompts.
+        """(the next prompts, aux with its new position); they depend on the arguments, the seed and retired prompts.
 
         index: how many draws the step has made before; only its first revisits retired prompts. count: how many
         prompts; None: as many as a draw has.
@@ -204,7 +204,7 @@ class Drawer:
     ) -> tuple[Draw, dict[str, Any]]:
         """(the Draw with metrics of retired prompts, aux with the draw's tries and hits added).
 
-        chosen: the draw's prompts; index: as in choose. Both are unchanged unless options.counts_passes.
+        Draw and aux are unchanged unless options.counts_passes. chosen: the draw's prompts; index: as in choose.
         """
         if not self.options.counts_passes:
             return draw, aux
@@ -245,7 +245,10 @@ def decode_completions(
 
 
 def find_retired(options: CollectOptions, aux: dict[str, Any], count: int) -> Bool[np.ndarray, ' N']:
-    """Which of `count` examples are retired: their pass rate over all visits is at least retire_above (0: none)."""
+    """Which of `count` examples are retired: their pass rate over all visits is at least retire_above (0: none).
+
+    It is found anew at each draw, so that an example which is revisited and fails comes back.
+    """
     if not options.retire_above:
         return np.zeros(count, bool)
     tries, hits = np.asarray(aux['tries']), np.asarray(aux['hits'])

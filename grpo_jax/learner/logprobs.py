@@ -26,7 +26,7 @@ class Head(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """Logprobs and entropies of completion tokens, 0 where masked."""
+    """Logprobs and entropies of completion tokens, 0 where masked: what completion_logprobs returns of a HeadOutput."""
 
     logprobs: Float[Array, 'B C']
     entropy: Float[Array, 'B C']

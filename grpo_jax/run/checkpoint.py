@@ -105,8 +105,8 @@ def manager(workdir, *, keep, best=None):
     """Orbax's CheckpointManager of workdir/checkpoints; its close() waits until all checkpoints are written.
 
     keep: how many of the newest checkpoints stay; None keeps all. best: a Best, whose checkpoint stays too. Folders
-    that cannot be checkpoints are moved to workdir/damaged; raises Damaged when no other folder is left. All processes
-    must call this and its methods.
+    that cannot be checkpoints are moved to workdir/damaged; raises Damaged when no other folder is left, unless all are
+    empty. All processes must call this and its methods.
     """
     spare_memory()
     if processes.is_first():
@@ -362,7 +362,7 @@ def _kinds_by_name(tree):
 
 
 def _set_aside_unreadable(workdir):
-    """Moves folders that cannot be checkpoints to workdir/damaged; raises Damaged when no other folder is left."""
+    """Moves folders that cannot be checkpoints to workdir/damaged; Damaged if none is left, unless all are empty."""
     folder = os.path.join(workdir, FOLDER)
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise BadInput('checkpoints', folder, 'is no folder; move it away')

@@ -1,6 +1,7 @@
 """Opens a Run from a config and a workdir, checks it, makes its parts, and records it in the workdir.
 
-The parts are data sets, sampler, learner, weights and state. Only functions that make a part take the whole Run.
+The parts are data sets, sampler, learner, weights and state. Functions that make a part, complete a Run or record it
+take the whole Run; no others do.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -294,7 +295,8 @@ def make_mesh_check(
 ) -> Callable[[Mapping[str, int]], bool]:
     """Returns fits({axis: size}) -> bool: whether a mesh divides policy, teacher, and each count of `dealt` evenly.
 
-    teacher: its folder, '' without one; a folder that is not on this machine is not checked. dealt: of Settings.dealt.
+    teacher: its folder, '' without one; a folder that is not on this machine is not checked. dealt: of
+    Settings.dealt: prompts of a step, rows of a microbatch, ... Memory is not looked at.
     """
     tables = [lora.policy_table(model_config, adapters)]
     if os.path.isdir(teacher):

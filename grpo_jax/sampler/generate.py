@@ -66,7 +66,7 @@ def generate(
     c: the model's config.
     tables: the automata of stop strings and of thinking, as sampler.stops makes them.
     block: how many columns of the cache are read at once.
-    limit: tokens after which each row ends; None: sampling.max_tokens.
+    limit: tokens after which each row ends, or pauses for a caller who goes on; None: sampling.max_tokens.
     """
     # 1. The state of all rows: no tokens yet.
     given_tokens = jnp.full((keys.shape[0], sampling.max_tokens), -1, jnp.int32)

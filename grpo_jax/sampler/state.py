@@ -59,7 +59,7 @@ class RolloutState(Pytree):
     count: Int[Array, ' N']  # tokens so far
     limit: Int[Array, ' N']  # count at which a row ends, max_tokens, or pauses before
     done: Bool[Array, ' N']  # has met a stop
-    thinking: Bool[Array, ' N']  # thinking is open
+    thinking: Bool[Array, ' N']  # thinking is open, or was at position thinking_tokens
     states: dict[str, Int[Array, ' N']]  # of automata by name
 
     @property

@@ -60,8 +60,8 @@ def follow_thinking(
     """(states, bool[B], whether a row's thinking is open) after the token at position n.
 
     Before position thinking_tokens, the string that ends thinking closes it, and the opening string opens it. From
-    there on nothing changes: where thinking is open then, decode_segment writes its end. An automaton that has met its
-    string begins again.
+    there on nothing changes: where thinking is open then, decode_segment writes its end, and the bool stays True. An
+    automaton that has met its string begins again.
     """
     if not thinking_tokens:
         return states, thinking
