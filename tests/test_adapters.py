@@ -25,8 +25,6 @@ CHANGES = dict(
     reward__length_shaping='overlong',  # a random model is paid for short completions, so that every step learns
     reward__options__overlong__margin=11,
     collection__gate='none',
-    evaluation__prompts=2,
-    evaluation__samples=1,
     log__rollouts=0,
     diagnose__on='off',
 )

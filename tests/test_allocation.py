@@ -32,8 +32,6 @@ SPREAD = {
 }
 SHORT = dict(
     steps=3,
-    evaluation__prompts=2,
-    evaluation__samples=1,
     optimizer__learning_rate=1e-3,
     data__prompts_per_step=4,
     rollout__group_size=6,

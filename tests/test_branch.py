@@ -27,8 +27,6 @@ CHANGES: dict[str, Any] = dict(
     preset='grpo',
     supervised__updates=0,
     optimizer__learning_rate=1e-3,
-    evaluation__prompts=2,
-    evaluation__samples=1,
     log__rollouts=0,
     diagnose__on='off',  # the events are of steering alone
 )

@@ -23,7 +23,7 @@ from tests import tiny_run
 
 CARRIED = dict(
     preset='grpo', algorithm__correction='truncated', collection__in_flight=4, rollout__max_tokens=24,
-    evaluation__prompts=2, evaluation__samples=1, supervised__updates=0,
+    supervised__updates=0,
 )  # fmt: skip
 
 

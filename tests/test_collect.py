@@ -19,7 +19,7 @@ from grpo_jax.run.settings import Settings
 from grpo_jax.types import TrainState
 from tests import tiny_run
 
-SHORT = dict(steps=3, evaluation__prompts=2, evaluation__samples=1, optimizer__learning_rate=1e-3)
+SHORT = dict(steps=3, optimizer__learning_rate=1e-3)
 PLAIN = SHORT | dict(supervised__updates=0)
 # a random model hits one-digit sums in a few completions of a hundred
 RARE = dict(data__prompts_per_step=8, data__options={'digits': 1, 'count': 30, 'blurts': 0.5, 'wrong': 0.5})

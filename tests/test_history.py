@@ -76,7 +76,7 @@ def test_a_resumed_run_has_the_same_baselines(long, mesh, tmp_path, monkeypatch)
     monkeypatch.setattr('grpo_jax.rewards.numeric.reward', lambda completion, example: float('8' in completion))
     data = {'digits': 1, 'count': 10, 'blurts': 0.5, 'wrong': 0.5}
     config = tiny_run.config(
-        preset='reinforce_moving', steps=5, evaluation__prompts=2, evaluation__samples=1, reward__self_test=1.0,
+        preset='reinforce_moving', steps=5, reward__self_test=1.0,
         algorithm__advantage='prompt_moving_mean', optimizer__learning_rate=1e-3, data__options=data, **mesh,
     )  # fmt: skip
     straight = train.run(config, str(tmp_path / 'straight'))

@@ -48,8 +48,8 @@ UNMENDED = {
 BETTER = ('falling_evaluation', 'hacked_part', 'overoptimization')
 MORE = 14  # steps that a run goes on for with a remedy: a window and some
 # the shapes of tiny_run, whose programs other tests compile too
-TINY = {'model.path': 'configs/models/characters', 'data.prompts_per_step': 4, 'rollout.group_size': 4}
-TINY |= {'rollout.max_tokens': 12, 'evaluation.prompts': 6, 'evaluation.samples': 4, 'supervised.updates': 0}
+TINY = {'model.path': tiny_run.MODEL, 'data.prompts_per_step': 4, 'rollout.group_size': 4}
+TINY |= {'rollout.max_tokens': 12, 'evaluation.prompts': 2, 'evaluation.samples': 1, 'supervised.updates': 0}
 
 
 def lab_of(monitor):

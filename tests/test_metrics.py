@@ -22,7 +22,7 @@ from tests.fake_service import serving
 
 def test_only_the_first_process_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, 'is_first', lambda: False)
-    rows, changes = [], dict(steps=1, evaluation__prompts=2, evaluation__samples=1, log__rollouts=1)
+    rows, changes = [], dict(steps=1, log__rollouts=1)
     train.run(tiny_run.config(**changes), str(tmp_path), on_step=lambda step, row: rows.append(row))
     assert [row['step'] for row in rows] == [0]  # it takes every step
     assert [path.name for path in tmp_path.iterdir()] == ['checkpoints']  # of which each process has a part

@@ -10,15 +10,7 @@ from grpo_jax.run.settings import Settings
 from grpo_jax.sharding import compiled
 from tests import tiny_run
 
-CHANGES = dict(
-    preset='ppo',
-    algorithm__kl_coef=0.1,
-    supervised__updates=0,
-    mesh__fsdp=2,
-    optimizer__learning_rate=1e-3,
-    evaluation__prompts=2,
-    evaluation__samples=1,
-)
+CHANGES = dict(preset='ppo', algorithm__kl_coef=0.1, supervised__updates=0, mesh__fsdp=2, optimizer__learning_rate=1e-3)
 BOTH = ('optimizer', 'reference')
 
 

@@ -116,10 +116,10 @@ def test_what_cannot_be_read_is_a_line(tmp_path, examples, words):
 
 
 def test_a_run_of_rows_goes_on_and_is_evaluated_and_sampled_with_them(tmp_path):
-    workdir, short = str(tmp_path / 'run'), dict(evaluation__prompts=2, evaluation__samples=1)
+    workdir = str(tmp_path / 'run')
     for steps in (1, 2):
         rows = {'train': iter(TRAIN), 'test': iter(TEST)}
-        state = train.run(tiny_run.config(steps=steps, **short), workdir, examples=rows)
+        state = train.run(tiny_run.config(steps=steps), workdir, examples=rows)
         assert int(state.step) == steps
     content, completions = evaluate.open_report(evaluate.open_subject(None, workdir, examples=ROWS), 1, 'test')
     assert content['prompts'] == 2 and {row['prompt'] for row in completions} <= {row['prompt'] for row in TEST}
@@ -134,7 +134,7 @@ def test_a_run_of_rows_goes_on_and_is_evaluated_and_sampled_with_them(tmp_path):
 
 def test_a_sweep_trains_each_run_on_the_rows_and_finds_what_is_finished(tmp_path, capsys):
     def get_config(preset):
-        short = dict(steps=1, evaluation__prompts=2, evaluation__samples=1, supervised__updates=0)
+        short = dict(steps=1, supervised__updates=0)
         return tiny_run.config(preset=preset, **short)
 
     for _ in range(2):
@@ -148,13 +148,13 @@ def test_a_sweep_trains_each_run_on_the_rows_and_finds_what_is_finished(tmp_path
 
 def test_a_model_is_evaluated_on_rows(tmp_path):
     folder = small_model.write_drawn(tmp_path / 'model', seed=0)
-    made = tiny_run.config(model__path=folder, model__random_init=False, evaluation__prompts=2, evaluation__samples=1)
+    made = tiny_run.config(model__path=folder, model__random_init=False)
     content, _ = evaluate.open_report(evaluate.open_subject(made, None, examples=ROWS), 1, 'test')
     assert content['prompts'] == 2 and content['split'] == 'test'
 
 
 def test_a_run_on_other_data_is_evaluated_on_rows(tmp_path):
-    made = tiny_run.config(steps=1, evaluation__every=0, evaluation__prompts=2, evaluation__samples=1)
+    made = tiny_run.config(steps=1, evaluation__every=0)
     train.run(made, str(tmp_path / 'run'))
     content, rows = evaluate.open_report(evaluate.open_subject(None, str(tmp_path / 'run'), examples=ROWS), 1, 'test')
     assert content['prompts'] == 2 and {row['prompt'] for row in rows} <= {row['prompt'] for row in TEST}

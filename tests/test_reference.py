@@ -86,8 +86,6 @@ def test_a_run_resumes_exactly_across_a_renewal(long, tmp_path):
         collection__reference_every=2,
         supervised__updates=0,
         optimizer__learning_rate=1e-3,
-        evaluation__prompts=2,
-        evaluation__samples=1,
     )
     straight = train.run(tiny_run.config(steps=5, **changes), str(tmp_path / 'straight'))
     rows = tiny_run.rows(tmp_path / 'straight')

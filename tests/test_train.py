@@ -234,8 +234,6 @@ def test_a_run_works_without_jit(long, tmp_path):
         data__prompts_per_step=2,
         rollout__group_size=2,
         rollout__max_tokens=3,
-        evaluation__prompts=2,
-        evaluation__samples=1,
     )
     with jax.disable_jit():
         state = train.run(config, str(tmp_path / 'run'))

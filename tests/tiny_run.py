@@ -30,7 +30,7 @@ def config(**changes):
     small.data.prompts_per_step, small.data.max_prompt_tokens = 4, 6
     small.rollout.group_size, small.rollout.max_tokens = 4, 12
     small.supervised.updates, small.supervised.batch = 0, 8  # no cold start: two programs less to compile
-    small.evaluation.every, small.evaluation.prompts, small.evaluation.samples = 0, 6, 4
+    small.evaluation.every, small.evaluation.prompts, small.evaluation.samples = 0, 2, 1
     small.checkpoint.every = 2
     small.log.probe_every = 0  # a program less to compile
     for name, value in changes.items():
