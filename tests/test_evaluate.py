@@ -217,7 +217,7 @@ def read(folder):
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
     workdir = str(tmp_path_factory.mktemp('runs') / 'tiny')
-    train.run(tiny_run.config(steps=1, supervised__updates=0), workdir)
+    train.run(tiny_run.config(steps=1, evaluation__prompts=6, evaluation__samples=4), workdir)
     return workdir
 
 

@@ -608,13 +608,13 @@ def test_without_the_compiler_it_says_what_to_install(monkeypatch):
 
 def test_a_budget_of_cache_is_planned_with_preempted_rows(slices):
     made = plan.make(
-        tiny_run.config(rollout__cache_gib=0.00014, rollout__max_tokens=200, mesh__fsdp=4, algorithm__fixed_length=200),
+        tiny_run.config(rollout__cache_gib=0.00017, rollout__max_tokens=200, mesh__fsdp=4, algorithm__fixed_length=200),
         'v5e:2x2',
     )
     jobs, held = plan.list_jobs(made)
     kinds = [job.name.split()[1] for job in jobs if job.phase == 'rollout']
     assert {'weights', 'open', 'decode', 'add', 'choose', 'gather', 'resume'} <= set(kinds)
-    assert 0 < held['cache'] <= 0.00014 * GIB
+    assert 0 < held['cache'] <= 0.00017 * GIB
     whole = plan.make(tiny_run.config(rollout__max_tokens=200, mesh__fsdp=4), 'v5e:2x2')
     assert plan.list_jobs(whole)[1]['cache'] > held['cache']
 

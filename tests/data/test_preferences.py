@@ -129,7 +129,7 @@ def config(folder, **changes):
         'reward__verifier': '',
         'supervised__updates': 0,
     }
-    return tiny_run.config(**own | changes)
+    return tiny_run.config(**dict(evaluation__prompts=6) | own | changes)
 
 
 def test_pairs_of_a_file_train_dpo(pairs, tmp_path):
