@@ -130,9 +130,16 @@ def test_the_clock_counts_the_seconds_of_sampling_also_of_what_goes_on(monkeypat
 
 @pytest.fixture
 def config(monkeypatch):
-    """tiny_run.config on the mesh fsdp = 4 of 8 devices."""
+    """tiny_run.config on the mesh fsdp = 4 of 8 devices, whose programs are not kept on the disk.
+
+    Loaded from there, and on one core, programs of two sides that run at once have waited for ever for each other.
+    """
     monkeypatch.setattr(meshes, 'devices_here', jax.devices)
-    return functools.partial(tiny_run.config, mesh__data=1, mesh__fsdp=4)
+    least = 'jax_persistent_cache_min_compile_time_secs'
+    seconds = getattr(jax.config, least)
+    jax.config.update(least, 1e9)
+    yield functools.partial(tiny_run.config, mesh__data=1, mesh__fsdp=4)
+    jax.config.update(least, seconds)
 
 
 def run(workdir, config, name):
