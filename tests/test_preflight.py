@@ -363,8 +363,8 @@ def test_changes_are_tried_on_the_users_own_mesh(slices, mesh):
 
 def test_of_adapters_a_plan_counts_moments_and_a_frozen_model_once(slices, monkeypatch):
     def planned(**changes):
-        changes |= dict(model__path=tiny_run.DEMO, model__dtype='bfloat16')
-        return plan.make(tiny_run.config(preset='grpo', mesh__fsdp=4, **changes), 'v5e:2x2')
+        demo = dict(preset='grpo', model__path=tiny_run.DEMO, mesh__fsdp=4, model__dtype='bfloat16')
+        return plan.make(tiny_run.config(**demo, **changes), 'v5e:2x2')
 
     whole, adapted = planned(), planned(model__lora__rank=4)
     trained, frozen = lora.split(adapted.learner.abstract_state.params)

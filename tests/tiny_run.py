@@ -8,8 +8,8 @@ from grpo_jax.configs import arithmetic
 from grpo_jax.run.open import make_workdir, open_split
 from grpo_jax.run.steering import read_contents
 
-# the demo's model (DEMO) with two layers of 32 in place of three of 128: a step takes half as long
 DEMO = 'configs/models/characters'
+# the demo's model with two layers of 32 in place of three of 128: a step takes half as long
 MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'characters')
 # on the command line, what all small runs of the arithmetic demo share
 FLAGS = [

@@ -128,8 +128,9 @@ def config(folder, **changes):
         'reward__parts': (('repetition', 1.0),),
         'reward__verifier': '',
         'supervised__updates': 0,
+        'evaluation__prompts': 6,
     }
-    return tiny_run.config(**dict(evaluation__prompts=6) | own | changes)
+    return tiny_run.config(**own | changes)
 
 
 def test_pairs_of_a_file_train_dpo(pairs, tmp_path):

@@ -21,8 +21,14 @@ EVENT_KEYS = ['step', 'event', 'monitor', 'seen', 'evidence', 'cause', 'remedy',
 
 def collapsing(**changes):
     """A tiny run whose first update, at a learning rate of 1, breaks the policy."""
-    changes |= dict(model__path=tiny_run.DEMO, optimizer__learning_rate=1.0)
-    return tiny_run.config(steps=6, supervised__updates=25, checkpoint__every=100, **changes)
+    return tiny_run.config(
+        model__path=tiny_run.DEMO,
+        steps=6,
+        supervised__updates=25,
+        optimizer__learning_rate=1.0,
+        checkpoint__every=100,
+        **changes,
+    )
 
 
 def diagnosed(workdir):

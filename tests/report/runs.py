@@ -32,13 +32,8 @@ def write(folder, *, name, rows):
 
 def make(folder, *, seed=0, steps=STEPS, evaluated=True, gain=0.1, **changes):
     """A run's folder with metrics, timings, evaluations, rollouts of two steps, programs and a diagnosis."""
-    config = json.loads(
-        json.dumps(
-            tiny_run.config(
-                **dict(steps=STEPS, seed=seed, evaluation__prompts=6, evaluation__samples=4) | changes
-            ).to_dict()
-        )
-    )
+    settings = dict(steps=STEPS, seed=seed, evaluation__prompts=6, evaluation__samples=4) | changes
+    config = json.loads(json.dumps(tiny_run.config(**settings).to_dict()))
     os.makedirs(folder, exist_ok=True)
     for file, value in {'config': config, 'programs': {'sample': 'a', 'logprobs': 'b', 'update': 'c'}}.items():
         with open(os.path.join(folder, f'{file}.json'), 'w', encoding='utf8') as opened:
