@@ -56,8 +56,8 @@ Examples:
 #   a diagnosis      its signs and advice: diagnose/groups.py (dead_run), diagnose/policy.py (entropy_collapse), ...;
 #                    thresholds: diagnose/options.py (DiagnoseOptions); which speak: diagnose/monitors.py
 #                    (new_diagnoses); who prints and records it: run/loop.py (Monitors)
-#   figures          evaluate.py (Evaluator), figures.py (compute_figures), statistics.py; of the log:
-#                    run/measure.py (assess)
+#   figures          evaluate.py (complete; report: evaluation.json), figures.py (compute_figures; summarize: their
+#                    intervals), statistics.py; of the log: run/measure.py (assess)
 #   a dry run        for absent chips: tools/preflight/plan.py (make, list_jobs), tools/preflight/verdict.py
 #                    (compile_and_check); their figures: sharding/chips.py (lookup), tools/preflight/topology.py
 #                    (find_gpu, devices)
@@ -103,7 +103,7 @@ from grpo_jax.types import Experience, Rollout, TrainState
 
 
 @owns_workdir  # holds its lock until the end
-@serves_sampler  # processes whose devices mesh.sampler names do not run it: they sample for the others, and return None
+@serves_sampler  # processes that have only devices of the sampler's do not run it: they sample, and return None
 def run(
     config, workdir, algorithm=None, functions=None, profile=None, steering=None, on_step=None, examples=None
 ) -> TrainState:
@@ -115,8 +115,8 @@ def run(
     called after each step with its row of metrics.jsonl; an exception in it ends the run, saved; examples: {'train':
     rows, 'test': rows} in place of the config's data: dicts, whose columns are read like those of files, or Examples.
     After a signal, the step in progress is finished and saved, and Stopped is raised; a command that has not finished
-    a step yet ends at once. Raises BadInput before any device work when a setting cannot work; only a wrong
-    checkpoint.best, and programs that differ from a resumed run's, are found later.
+    a step yet ends at once. Raises BadInput before any device work when a setting cannot work. Found later are a wrong
+    checkpoint.best, programs that differ from a resumed run's, and what only steps show, like rewards that never come.
     """
     # Model, tokenizer, rewards, mesh; data to learn from and to be evaluated on. What is wrong with them is refused at
     # once; the makers of the participants below refuse what only they can find.
@@ -125,10 +125,10 @@ def run(
 
     # The participants of a step, made once. What is learned from step to step is in the TrainState, not in them.
     collector = make_collector(run, splits)  # the next prompts, their completions, rewards on their way
-    # What is kept in TrainState.aux, as shapes: the collector's place in the data, each example's mean reward, ...
+    # What is kept in TrainState.aux, as shapes: the collector's place in the data, rewards so far for a baseline, ...
     aux = collector.aux | abstract_history(algorithm, len(collector.examples))
     learner = make_run_learner(run, aux)  # packs rows, scores with policy and reference, updates; adds its own to aux
-    logprob_stage = make_logprobs(run, learner, collector.engine)  # calls its scorer, a teacher, or the engine again
+    logprob_stage = make_logprobs(run, learner, collector.engine)  # by a forward pass, or by the decode steps again
     to_experience = make_experience_stage(run, collector.examples, learner.pack)  # rewards become advantages
     observers = make_observers(run, learner)  # before an update: what is measured of the policy for the log alone
     measure, speeds = make_measure(run), make_speeds(run)  # what completions are like; what a step takes of the machine
@@ -154,10 +154,10 @@ def run(
         # Without one, the model's policy, or what the cold start, a run of its own, makes of it.
         state = state or make_first_state(run, learner, splits.train, collector.examples, functions, steering, compiler)
         compiler.wait('the programs of a step and an evaluation')
-        check_programs(run.workdir, settings.recorded, programs)  # refuses or warns if they are not the last start's
+        check_programs(run.workdir, settings.recorded, programs)  # refuses changed code of users' pieces, warns of ours
         make_workdir(run, int(state.step))  # config.json and what else tells of the run, now that all is checked
         record_programs(run.workdir, programs, logprob_stage.records)  # their hashes, and the teacher's digest
-        # Where a new reference is due, it saves a checkpoint and reads it from there; a resumed run reads the same one.
+        # A new reference is read from a checkpoint, which is saved first, so that a resumed run has the same one.
         renew_reference = make_renewal(run, shell.checkpoints, learner.abstract_state)
         loop = shell.open_loop(run, state, settings.steps, title='train', profile=profile, on_step=on_step)
 

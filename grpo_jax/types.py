@@ -86,7 +86,9 @@ class HeadOutput(NamedTuple):
     top_ids: Int[Array, 'B C k'] | None = None  # their ids, if the head has chosen the likeliest
 
 
-HEAD_BY_TOKEN = ('logprobs', 'entropy')  # fields [B, C] of HeadOutput: a piece may read them by name
+# fields [B, C] of HeadOutput: a piece may read them by name. learner/logprobs.py gives all of them; losses.policy_loss
+# and meters.py make a HeadOutput of these two alone, so others are None there
+HEAD_BY_TOKEN = ('logprobs', 'entropy')
 
 
 @pytree
@@ -136,7 +138,8 @@ class TrainState(Pytree):
     Frozen weights are those that adapters leave as they are; a checkpoint holds their digest instead.
 
     aux is a dict. bad_steps is always in it; coefficients and initial_entropy for every policy; position for every
-    policy but that of a cold start; the other keys if the algorithm or the config needs them:
+    policy but that of a cold start; the other keys if the algorithm or the config needs them. The column at
+    the right names the file that makes and changes each:
 
         bad_steps i32[]        optimizer updates skipped: loss, gradient or result not finite   learner/update.py
         coefficients {f32[]}   kl_coef, entropy_coef, entropy_acts: numbers that may adapt      learner/update.py

@@ -38,7 +38,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this one under nohup
 
 import jaxtyping
 
-import tests.checked  # noqa: F401, the hook finds it by name
+import tests.checked
 
 
 def of_arrays():
@@ -49,6 +49,7 @@ def of_arrays():
 
 
 # they are checked while tests run, see CHECKED, and at no other time
+jaxtyping.jaxtyped = tests.checked.jaxtyped_if_checked
 jaxtyping.install_import_hook(list(of_arrays()), 'tests.checked.checked')
 
 import jax

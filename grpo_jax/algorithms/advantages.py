@@ -4,7 +4,9 @@ What an estimator may read: rewards f64[P, G]; correct f64[P, G], what the verif
 cannot tell); mask bool[P, G, C], the sampled tokens; completion_mask bool[P, G, C], the forced tokens too; tokens
 i32[P, G, C]; token_rewards, sampler_logprobs, teacher_logprobs, old_entropy, values, step_rewards f64[P, G, C]; parts
 f64[K, P, G], the K rewards that are summed, and part_weights f64[K]; initial_entropy f64[]; discount f64[], the
-algorithm's; run_baseline f64[] and prompt_baselines f64[P, G], moving averages of earlier steps' rewards.
+algorithm's; run_baseline f64[] and prompt_baselines f64[P, G], moving averages of earlier steps' rewards; old_logprobs
+f64[P, G, C], the policy's own; dead bool[P], the groups that the gate finds dead; sizes i64[P], how many of the G
+completions are real where groups differ in size.
 
 A NaN reward marks an unscorable completion: it counts in no statistic, and its advantage is 0, unless the estimator has
 the property `unrewarded` and so does not read rewards. An estimator that compares within a group gives exactly 0 to a

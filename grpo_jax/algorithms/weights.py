@@ -1,8 +1,8 @@
 """Aggregation as weights f32[B, C]: loss = sum(weights * per-token loss).
 
 Weights are computed once on a whole minibatch, so the losses of microbatches, devices and packed rows add up to the
-same sum. Weights may read mask bool[B, C], group_ids i32[B], advantages f32[B, 1 or C]. Rows without tokens do not
-count.
+same sum. Weights may read mask bool[B, C], group_ids i32[B], advantages f32[B, 1 or C], and correct f32[B] (1 right, 0
+wrong or unknown). Rows without tokens do not count.
 """
 
 from typing import Annotated

@@ -1,6 +1,6 @@
 """A step's draw: its next prompts, their completions, and rewards that may still be computed.
 
-A Drawer makes one draw. What changes from draw to draw lies in TrainState.aux, so that a resumed run draws the same:
+A Drawer makes draws. What changes from draw to draw lies in TrainState.aux, so that a resumed run draws the same:
 `position`, how many places of the data's shuffled order were visited; `tries` and `hits`, how many completions of each
 example were sampled and how many were right. Rows that are under way lie in TrainState.pending. Loops around a draw are
 in select.py, xrpo.py, carry.py and schedule.py.

@@ -179,15 +179,16 @@ def _read_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
         picked = gather.pick(below, jnp.where(here, places, 0))
         return shards.sum_vocab(jnp.where(here, picked, 0.0)) - jnp.log(total)
 
-    logprobs, top = pick(targets), ()
+    logprobs, top = pick(targets), {}
     if head.top_k:
-        top = _likeliest_tokens(jnp.where(inside, below, -jnp.inf) - jnp.log(total), first, shards, head)
+        likeliest = _likeliest_tokens(jnp.where(inside, below, -jnp.inf) - jnp.log(total), first, shards, head)
+        top = dict(zip(('top_logprobs', 'top_ids'), likeliest, strict=True))
     elif ids is not None:
-        top = (jax.vmap(pick, in_axes=1, out_axes=1)(ids),)
-    if not head.entropy_gradient:
+        top = {'top_logprobs': jax.vmap(pick, in_axes=1, out_axes=1)(ids)}
+    if not head.entropy_gradient:  # what else has a gradient is computed above this
         weights, below, total = jax.lax.stop_gradient((weights, below, total))
     entropy = jnp.log(total) - shards.sum_vocab(jnp.sum(weights * below, 0)) / total
-    return HeadOutput(logprobs, entropy, *top)
+    return HeadOutput(logprobs, entropy, **top)
 
 
 def _likeliest_tokens(logprobs, first, shards, head):

@@ -67,9 +67,9 @@ def update(
     There are epochs * minibatches optimizer updates (see descent.descend).
     If params have adapters, only these are trained. The weights of the loss are computed before a minibatch is cut
     into microbatches, so the cut changes nothing. packed: where the step's tokens lie in packed rows; None: rows are
-    padded, as they are by default above one microbatch. A critic's rows are always padded. Skipped updates of policy
-    and critic are counted in state.aux['bad_steps'], and state.aux['coefficients'] adapt at the end if the algorithm
-    says so.
+    padded (the default if learner.microbatches is above 1). A critic's rows are always padded. Skipped updates of
+    policy and critic are counted in state.aux['bad_steps'], and state.aux['coefficients'] adapt at the end if the
+    algorithm says so.
     """
     algorithm, learning = spec.algorithm, spec.learning
     coefficients, minibatching = state.aux['coefficients'], learning.minibatching(spec.group_size)

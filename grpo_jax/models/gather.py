@@ -72,6 +72,8 @@ def _sum_by_scatter(rows, index, gradient):
     return jnp.zeros((rows, *gradient.shape[1:]), gradient.dtype).at[index].add(gradient)
 
 
+# jitted, so that a program for another platform, which has no use for these many operations, traces them once
+@functools.partial(jax.jit, static_argnums=0)
 def _sum_in_order(rows, index, gradient):
     """The sums [rows, ...] of the gradient's rows [n, ...] by index, added pairwise in float32 after a sort."""
     order = jnp.argsort(index, stable=True)

@@ -4,8 +4,8 @@ The parameters of a policy with adapters are one tree, in which an adapted matri
 computes with the three arrays; the sampler decodes with the sum (`merge`), made for each rollout, and a rollout whose
 weights lack the adapters ends the run (`inspect`; run.measure.sampler_metrics). `split` makes two trees, the trained
 and the frozen parameters; only the trained ones have gradients and moments, and are in checkpoints, beside a digest of
-the frozen ones, which a resumed run reads from their folder again. A tree without adapters is trained as a whole, and
-every function here returns it unchanged.
+the frozen ones. A resumed run reads these again, from the model's folder or from its cold start, or draws them again. A
+tree without adapters is trained as a whole, and every function here returns it unchanged.
 """
 
 from collections.abc import Callable, Mapping

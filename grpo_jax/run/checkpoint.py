@@ -2,7 +2,7 @@
 
 Each checkpoint records a digest of every array, and arrays that are read back are compared with their digests. A
 checkpoint is sound when they are equal. A run resumes from its newest sound checkpoint; newer damaged ones, and all
-folders that cannot be checkpoints, are moved to workdir/damaged.
+folders that cannot be checkpoints, are moved to workdir/damaged. If none is sound, none is moved and the run ends.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -365,7 +365,7 @@ class Loop:
         self.signals.has_progress = True
 
     def evaluate_if_due(self, step: int, every: int, evaluate: Callable[[Any], Mapping[str, float]], state: TrainState):
-        """Evaluates the state as `evaluate` does before step 0, and every `every` steps if not 0."""
+        """Calls self.evaluate before step 0, and then every `every` steps if that is not 0."""
         if step == 0 or self.is_due(step, every):
             self.evaluate(step, evaluate, state)
 

@@ -26,7 +26,8 @@ _loops: list['Signals'] = []  # of the running loops, the innermost last
 class Signals:
     """A context around a loop. The first signal sets `stopping`; the second ends the process.
 
-    In a command the SignalThread sets it, elsewhere a handler of this context. A step that takes longer than `limit`
+    In a command the SignalThread sets it, but ends the process at once where there is no progress to save; elsewhere a
+    handler of this context sets it. A step that takes longer than `limit`
     seconds (0: no limit) ends the process.
     """
 

@@ -61,9 +61,9 @@ def reward(
     that a program with a constant result passes, so `return True` earns nothing. The constants that are tried are
     CONSTANTS and the constants in the tests.
 
-    example.meta: as data/code.py makes it; timeout: seconds for the program and its tests; memory_mib: MiB of memory.
-    Raises workers.Expired at the timeout and workers.Died when the sandbox fails. A program that ends itself or runs
-    out of memory fails its tests.
+    example.meta: as data/code.py makes it; timeout: seconds for the program with all its tests; memory_mib: MiB of
+    memory. Raises workers.Expired at the timeout, when no test counts, and workers.Died when the sandbox fails. A
+    program that ends itself or runs out of memory fails its tests.
     """
     meta = example.meta
     if not meta.get('tests'):
