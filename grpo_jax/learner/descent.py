@@ -109,21 +109,20 @@ def cut_rows(minibatch: Any, count: int, together: int) -> Microbatches:
     return Microbatches(count, lambda index: jax.tree.map(lambda x: x[index], microbatches), place)
 
 
-def accumulate(loss_of: Callable[[Any, Any], Any], params: Any, microbatches: Microbatches) -> tuple[Any, Any, Any]:
+def accumulate(
+    loss_of: Callable[[Any, Any], Any], params: Any, microbatches: Microbatches, zeros: Any = ()
+) -> tuple[Any, Any, Any]:
     """(loss f32[], gradient, outputs) of a minibatch; loss and gradient are sums over its microbatches, in float32.
 
-    loss_of(params, microbatch) returns (loss, arrays); outputs are these arrays for all rows of the minibatch.
+    loss_of(params, microbatch) returns (loss, arrays); outputs, of the shapes of zeros, are these for all rows.
     """
 
     def gradient_of(index):
         (loss, arrays), grads = jax.value_and_grad(loss_of, has_aux=True)(params, microbatches.get(index))
         return loss, grads, microbatches.place(arrays, index)
 
-    def outputs_of(index):
-        return microbatches.place(loss_of(params, microbatches.get(index))[1], index)
-
     grads = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-    return sum_over(gradient_of, microbatches.count, (jnp.float32(0), grads, zeros_like(outputs_of)))
+    return sum_over(gradient_of, microbatches.count, (jnp.float32(0), grads, zeros))
 
 
 def sum_over(term: Callable[[Any], Any], count: int | jax.Array, zeros: Any) -> Any:

@@ -16,7 +16,7 @@ from grpo_jax.models import lora
 from grpo_jax.models.linear import in_dtype
 from grpo_jax.models.mesh_ops import ALONE, MeshOps
 from grpo_jax.models.transformer import ModelConfig
-from grpo_jax.types import Array, Experience, TrainState
+from grpo_jax.types import HEAD_BY_TOKEN, Array, Experience, HeadOutput, TrainState
 
 
 class UpdateSpec(NamedTuple):
@@ -139,7 +139,8 @@ def make_gradient(spec: UpdateSpec, coefficients: dict, step: Any, frozen: Any =
         microbatches = packing.cut_minibatch(
             minibatch, algorithms.prepare(algorithm, minibatch), packed, learning.microbatches, together
         )
-        loss, grads, output = descent.accumulate(loss_of, compute, microbatches)
+        zeros = HeadOutput(**dict.fromkeys(HEAD_BY_TOKEN, jnp.zeros(minibatch.loss_mask.shape)))
+        loss, grads, output = descent.accumulate(loss_of, compute, microbatches, zeros)
         metrics = algorithms.metrics(algorithm, output, minibatch)
         metrics |= algorithms.pooled_metrics(algorithm, output, minibatch)
         if spec.extra.ages:

@@ -28,8 +28,8 @@ from grpo_jax.sampler.sampling import Sampling
 from grpo_jax.types import Array, Prompts, Rollout
 
 
-def row_keys(key: Key[Array, ''], step: Any, ids: Any, group_size: int, first: Any = 0) -> Key[Array, ' B']:
-    """Returns a key for each row: fold_in(key, step, prompt id, sample index), a function of ids and not of the batch.
+def row_keys(seed: Key[Array, ''], step: Any, ids: Any, group_size: int, first: Any = 0) -> Key[Array, ' B']:
+    """Returns a key for each row: fold_in(seed, step, prompt id, sample index), a function of ids and not of the batch.
 
     step is i32[] or i32[P * G], and ids are i32[P]. first, i32[] or i32[P], is the index of each prompt's first sample
     in this batch.
@@ -38,11 +38,11 @@ def row_keys(key: Key[Array, ''], step: Any, ids: Any, group_size: int, first: A
     ids = jnp.repeat(ids, group_size)
     samples = first + jnp.arange(ids.shape[0]) % group_size
 
-    def row_key(step, prompt, sample):
-        step_key = jax.random.fold_in(key, step)
+    def key(step, prompt, sample):
+        step_key = jax.random.fold_in(seed, step)
         return jax.random.fold_in(jax.random.fold_in(step_key, prompt), sample)
 
-    return jax.vmap(row_key)(jnp.broadcast_to(step, ids.shape), ids, samples)
+    return jax.vmap(key)(jnp.broadcast_to(step, ids.shape), ids, samples)
 
 
 def generate(
