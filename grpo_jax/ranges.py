@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 import dataclasses
 import difflib
 import enum
+import functools
 import inspect
 import math
 import operator
@@ -148,6 +149,8 @@ Gibibytes = Annotated[float, Range(least=1e-3, most=2**20)]
 Text = Annotated[str, Length(1)]
 Texts = Annotated[Sequence[Text], Length(1)]
 
+_signature = functools.cache(inspect.signature)  # reading a config asks for the same ones hundreds of times
+
 
 def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
     """{key: its inspect.Parameter} of an options type: the keys that its section of the config has.
@@ -156,7 +159,7 @@ def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
     key whose annotation is an options type is a section itself.
     """
     keys = {}
-    for name, parameter in inspect.signature(declared).parameters.items():
+    for name, parameter in _signature(declared).parameters.items():
         place = _mark(parameter.annotation, Place)
         if place is Place.HERE:
             keys |= keys_of(type_of(parameter.annotation))
@@ -196,7 +199,7 @@ def type_of(annotation: Any) -> Any:
 def to_section(options: Any) -> dict[str, Any]:
     """The config section of an options value, as a nested dict; a function is replaced by its name."""
     section = {}
-    for name, parameter in inspect.signature(type(options)).parameters.items():
+    for name, parameter in _signature(type(options)).parameters.items():
         value, place = getattr(options, name), _mark(parameter.annotation, Place)
         if place is Place.HERE:
             section |= to_section(value)
@@ -226,7 +229,7 @@ def read_section(declared: Callable, section: Any, name: str) -> dict[str, Any]:
     sections, are left out. Raises BadInput for each missing key and each wrong value.
     """
     checked(declared, section, name, others=True)
-    parameters = inspect.signature(declared).parameters
+    parameters = _signature(declared).parameters
     keys = [key for key, p in parameters.items() if _mark(p.annotation, Place) is None and not type_of(p.annotation)]
     return {key: section[key] for key in keys}
 
@@ -288,7 +291,7 @@ def check(declared: Callable, values: Any, section: str) -> None:
     that is an options type are looked up in values too.
     """
     with Checks() as checks:
-        for name, parameter in inspect.signature(declared).parameters.items():
+        for name, parameter in _signature(declared).parameters.items():
             if options := type_of(parameter.annotation):
                 checks(check, options, values, section)
             elif name in values:

@@ -98,7 +98,8 @@ def test_two_runs_differ_in_settings_and_programs(long, made, tmp_path):
     train.run(tiny_run.config(steps=1, supervised__updates=0, evaluation__prompts=2, rollout__group_size=2), str(other))
     lines = list(provenance.describe_differences(str(made), str(other)))
     assert 'rollout.group_size: 4 became 2' in lines and 'the data are the same' in lines
-    assert lines[0] == 'programs that differ: sample, update; that are the same: logprobs'  # dr_grpo needs none
+    # dr_grpo needs no logprobs
+    assert lines[0] == 'programs that differ: sample, update; that are the same: none'
 
 
 def lowered_hashes(workdir, **changes):
