@@ -64,13 +64,18 @@ def settings():
 def world():
     """What a test may patch: the ids of all that modules of traced functions, and their registries, hold."""
     ids = []
-    for name in sorted(sys.modules):
-        if name.startswith(TRACED):
-            for value in vars(sys.modules[name]).values():
-                ids.append(id(value))
-                if isinstance(value, dict):
-                    ids += map(id, value.values())
+    for module in traced_modules(len(sys.modules)):
+        for value in vars(module).values():
+            ids.append(id(value))
+            if isinstance(value, dict):
+                ids += map(id, value.values())
     return hash(tuple(ids))
+
+
+@functools.lru_cache(1)
+def traced_modules(count):
+    """The modules of traced functions; count: of all modules that are loaded."""
+    return [module for name, module in sorted(sys.modules.items()) if name.startswith(TRACED)]
 
 
 def describe(x, kept, around=()):

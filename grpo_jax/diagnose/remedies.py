@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable, Mapping, Sequence
 import copy
+import functools
 import itertools
 import os
 import re
@@ -48,6 +49,7 @@ def make_acts(config: Any, limits: Limits = UNKNOWN) -> Callable[[str], bool]:
     """
     plain = config.to_dict() if hasattr(config, 'to_dict') else config
 
+    @functools.cache  # a monitor that sees something asks at each step
     def acts(flags: str) -> bool:
         changed, values = copy.deepcopy(plain), overrides(flags)
         if not any([_set(changed, key, text) for key, text in values.items()]):  # a list: all of them are set
