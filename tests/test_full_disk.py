@@ -64,7 +64,8 @@ def small_disk():
 
 
 def config():
-    return tiny_run.config(steps=4, supervised__updates=0, log__rollouts=1)
+    # the demo's model, whose checkpoints are larger than what a disk has here
+    return tiny_run.config(model__path=tiny_run.DEMO, steps=4, supervised__updates=0, log__rollouts=1)
 
 
 @pytest.fixture(scope='module')

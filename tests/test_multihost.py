@@ -476,7 +476,7 @@ def test_a_full_disk_of_one_process_ends_two_and_then_they_go_on(long, alone, tm
     disk = tmp_path / 'disk'
     disk.mkdir()
     mount = ['mount', '-t', 'tmpfs', '-o']
-    if subprocess.run([*mount, 'size=9m', 'tmpfs', disk], capture_output=True).returncode:
+    if subprocess.run([*mount, 'size=600k', 'tmpfs', disk], capture_output=True).returncode:
         pytest.skip('NO SMALL DISKS: tmpfs cannot be mounted here')
     try:
         began = time.monotonic()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 from grpo_jax import evaluate, rewards, train
 from grpo_jax.errors import BadInput, CannotWrite, Stopped
+from grpo_jax.hosts import processes
 from grpo_jax.run import loop, signals
 from grpo_jax.run.writer import Writer
 from tests import tiny_run
@@ -306,3 +308,24 @@ def test_a_terminal_that_is_gone_stops_no_run(tmp_path):
 )
 def test_a_notebook_shows_one_line_and_no_traceback(error, line):
     assert error._render_traceback_() == [line]  # IPython prints these lines
+
+
+def test_a_step_whose_row_can_be_read_is_progress(tmp_path, monkeypatch):
+    seen, step = [], Writer.step
+
+    def step_and_see(*arguments):
+        seen.append(signals._loops[-1].has_progress)
+        return step(*arguments)
+
+    monkeypatch.setattr(Writer, 'step', step_and_see)
+    train.run(tiny_run.config(steps=2), str(tmp_path / 'run'))
+    assert seen == [True, True]
+
+
+def test_the_first_process_ends_though_its_session_has_ended_meanwhile(monkeypatch):
+    told = []
+    client = types.SimpleNamespace(key_value_set=lambda key, _: told.append(key))  # and no messages any more
+    monkeypatch.setattr(processes, '_client', lambda: client)
+    monkeypatch.setattr(processes.distributed.global_state, 'num_processes', 2)
+    processes.leave('stopped', 42)
+    assert told == [f'{processes.FAILED}0', f'{processes.LEFT}0']

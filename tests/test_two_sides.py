@@ -8,7 +8,13 @@ import pytest
 from tests import tiny_run
 from tests.test_multihost import STEPS, Run, assert_equal
 
-SIDES = ('--config.mesh.data=1', '--config.mesh.fsdp=2', '--config.mesh.sampler=2')
+# with the demo's model, whose steps take longer than it takes that a request to stop has come
+SIDES = (
+    '--config.mesh.data=1',
+    '--config.mesh.fsdp=2',
+    '--config.mesh.sampler=2',
+    f'--config.model.path={tiny_run.DEMO}',
+)
 BY_DEVICES = '--config.mesh.transport=devices'
 STALE = ('--config.collection.staleness=1', '--config.algorithm.correction=truncated')
 CARRIED = ('--config.collection.in_flight=2', '--config.algorithm.correction=truncated')

@@ -142,8 +142,9 @@ def leave(text: str, status: int) -> None:
     if speaks():
         until = time.monotonic() + LEAVE_SECONDS
         count = distributed.global_state.num_processes or 1
-        while time.monotonic() < until and len(_client().key_value_dir_get(LEFT)) < count:
-            time.sleep(0.2)
+        with contextlib.suppress(AttributeError):  # this process's other threads may end the session meanwhile
+            while time.monotonic() < until and len(_client().key_value_dir_get(LEFT)) < count:
+                time.sleep(0.2)
         time.sleep(0.5)  # the others end a moment after their note
 
 

@@ -358,11 +358,11 @@ class Loop:
         """
         lock.check(self.workdir)
         timings = self.seconds | dict(speeds or {})
+        self.signals.has_progress = True  # before anybody can read the row
         if self.writer:
             self.writer.step(step, row, timings)
             self.waits({**row, **timings})
         self.monitors.step(step, row)
-        self.signals.has_progress = True
 
     def evaluate_if_due(self, step: int, every: int, evaluate: Callable[[Any], Mapping[str, float]], state: TrainState):
         """Calls self.evaluate before step 0, and then every `every` steps if that is not 0."""
