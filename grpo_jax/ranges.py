@@ -149,7 +149,7 @@ Gibibytes = Annotated[float, Range(least=1e-3, most=2**20)]
 Text = Annotated[str, Length(1)]
 Texts = Annotated[Sequence[Text], Length(1)]
 
-_signature = functools.cache(inspect.signature)  # reading a config asks for the same ones hundreds of times
+_signature = functools.cache(inspect.signature)  # of options types: reading a config asks for them hundreds of times
 
 
 def keys_of(declared: Callable) -> dict[str, inspect.Parameter]:
@@ -291,7 +291,7 @@ def check(declared: Callable, values: Any, section: str) -> None:
     that is an options type are looked up in values too.
     """
     with Checks() as checks:
-        for name, parameter in _signature(declared).parameters.items():
+        for name, parameter in inspect.signature(declared).parameters.items():
             if options := type_of(parameter.annotation):
                 checks(check, options, values, section)
             elif name in values:
