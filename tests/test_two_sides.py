@@ -8,7 +8,7 @@ import pytest
 from tests import tiny_run
 from tests.test_multihost import STEPS, Run, assert_equal
 
-# with the demo's model, whose steps take longer than it takes that a request to stop has come
+# with the demo's model, whose steps are slower than a request to stop
 SIDES = (
     '--config.mesh.data=1',
     '--config.mesh.fsdp=2',

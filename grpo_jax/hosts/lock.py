@@ -3,8 +3,8 @@
 This works on mounted buckets: no flock, no links, no file times. The owner creates the file only where there is none,
 reads it again a moment later, and rewrites it every BEAT_SECONDS. The lock of a dead process does not count. On the
 same machine, its process number and start time tell at once that it is dead; on others, its missing beats do: a second
-process is refused for STALE_SECONDS after the last beat, and then watches for PATIENCE_SECONDS. If both hosts have one
-name, it watches at once.
+process is refused for STALE_SECONDS after the last beat, and then watches for PATIENCE_SECONDS. If both hosts have
+the same name, it watches at once.
 """
 
 from collections.abc import Iterator

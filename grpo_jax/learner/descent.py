@@ -114,7 +114,8 @@ def accumulate(
 ) -> tuple[Any, Any, Any]:
     """(loss f32[], gradient, outputs) of a minibatch; loss and gradient are sums over its microbatches, in float32.
 
-    loss_of(params, microbatch) returns (loss, arrays); outputs, of the shapes of zeros, are these for all rows.
+    loss_of(params, microbatch) returns (loss, arrays); outputs are these arrays for all rows of the minibatch.
+    zeros has the outputs' shapes and dtypes.
     """
 
     def gradient_of(index):

@@ -185,7 +185,7 @@ def _read_logits(logits, targets, ids=None, *, shards: VocabShards, head: Head):
         top = dict(zip(('top_logprobs', 'top_ids'), likeliest, strict=True))
     elif ids is not None:
         top = {'top_logprobs': jax.vmap(pick, in_axes=1, out_axes=1)(ids)}
-    if not head.entropy_gradient:  # what else has a gradient is computed above this
+    if not head.entropy_gradient:  # a new output that needs a gradient is computed above
         weights, below, total = jax.lax.stop_gradient((weights, below, total))
     entropy = jnp.log(total) - shards.sum_vocab(jnp.sum(weights * below, 0)) / total
     return HeadOutput(logprobs, entropy, **top)
