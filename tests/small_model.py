@@ -1,7 +1,7 @@
-"""Folders of models of characters: a tiny one without weights, and the demo's with random ones."""
+"""Folders of the model of small runs, without weights and with ones that are drawn."""
 
 import json
-import os
+import pathlib
 
 import jax
 import numpy as np
@@ -9,36 +9,23 @@ import numpy as np
 from grpo_jax.models import hf, transformer
 from grpo_jax.models.hf import families
 from grpo_jax.models.linear import Adapted
-
-CHARACTERS = 'configs/models/characters'
-SMALL = {
-    'hidden_size': 32,
-    'intermediate_size': 48,
-    'num_hidden_layers': 1,
-    'num_attention_heads': 2,
-    'num_key_value_heads': 1,
-    'head_dim': 16,
-    'max_position_embeddings': 160,
-}
+from tests import tiny_run
 
 
-def write(folder):
-    """Writes the folder and returns its path."""
-    hf.copy_files(hf.find(CHARACTERS), folder)
-    path = os.path.join(folder, 'config.json')
-    with open(path, encoding='utf8') as file:
-        config = json.load(file) | SMALL
-    with open(path, 'w', encoding='utf8') as file:
-        json.dump(config, file)
+def write(folder, **changes):
+    """Writes the folder of a small run's model, which has no weights, and returns its path; changes: of its config."""
+    hf.copy_files(tiny_run.MODEL, folder)
+    if changes:
+        path = pathlib.Path(folder, 'config.json')
+        path.write_text(json.dumps(json.loads(path.read_text(encoding='utf8')) | changes), encoding='utf8')
     return str(folder)
 
 
 def write_drawn(folder, seed):
-    """Writes the folder of the demo's model with weights that are drawn, and returns its path."""
-    source = hf.find(CHARACTERS)
-    model_config = families.load_config(source)
+    """Writes the folder of a small run's model with weights that are drawn, and returns its path."""
+    model_config = families.load_config(tiny_run.MODEL)
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(seed), model_config)
-    hf.save(str(folder), source, params, model_config, np.float32)
+    hf.save(str(folder), tiny_run.MODEL, params, model_config, np.float32)
     return str(folder)
 
 

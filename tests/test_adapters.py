@@ -34,19 +34,10 @@ def config(**changes):
     return tiny_run.config(**CHANGES | changes)
 
 
-def weights(source, folder, seed):
-    """The folder of a small model whose weights are drawn from the seed."""
-    c = families.load_config(source)
-    params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(seed), c)
-    hf.save(folder, source, jax.device_get(params), c, np.dtype('float32'))
-    return str(folder)
-
-
 @pytest.fixture(scope='module', autouse=True)
 def models(tmp_path_factory):
     """Folders of two models that differ in their weights alone; runs begin from the first."""
-    source = small_model.write(tmp_path_factory.mktemp('shape'))
-    folders = [weights(source, tmp_path_factory.mktemp('model') / 'of', seed) for seed in (0, 1)]
+    folders = [small_model.write_drawn(tmp_path_factory.mktemp('model') / 'of', seed) for seed in (3, 2)]
     CHANGES.update(model__path=folders[0], model__random_init=False)
     return folders
 

@@ -84,7 +84,7 @@ def test_a_figure_that_evaluations_lack_is_refused_before_the_first_step(tmp_pat
         ({'data__epochs': 0.01}, 1),
         ({'data__epochs': 1.0, 'data__prompts_per_step': 12}, 4),  # 40 by 12, and the last step begins the next pass
         ({'data__epochs': 2.0, 'preset': 'sft', 'collection__source': 'demonstrations'}, 5),  # 16 demonstrations a step
-        ({}, 6),
+        ({'steps': 6}, 6),
     ],
 )
 def test_epochs_are_so_many_steps(tmp_path, changes, steps):

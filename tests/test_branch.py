@@ -40,16 +40,10 @@ def run(folder, steps=6, steered=None, **changes):
     return train.run(config(steps, **changes), str(folder), steering=steered)
 
 
-@pytest.fixture(scope='module', autouse=True)
-def model(tmp_path_factory):
-    """All runs here are of a model with sizes that two devices divide."""
-    folder = small_model.write(tmp_path_factory.mktemp('model'))
-    path = os.path.join(folder, 'config.json')
-    with open(path, encoding='utf8') as file:
-        sizes = json.load(file) | {'vocab_size': 104, 'num_key_value_heads': 2}
-    with open(path, 'w', encoding='utf8') as file:
-        json.dump(sizes, file)
-    CHANGES['model__path'] = folder
+@pytest.fixture
+def divisible(tmp_path):
+    """The folder of a model whose vocabulary two and four devices divide."""
+    return small_model.write(tmp_path / 'divisible', vocab_size=104)
 
 
 @pytest.fixture(scope='module')
@@ -185,7 +179,7 @@ def test_the_probe_begins_anew_where_its_logprobs_would_be_of_another_temperatur
 
 
 def test_a_run_goes_on_with_the_files_of_the_model_that_it_was_begun_with(old, tmp_path):
-    folder = shutil.copytree(CHANGES['model__path'], tmp_path / 'model')
+    folder = shutil.copytree(tiny_run.MODEL, tmp_path / 'model')
     moved = dict(CHANGES, model__path=str(folder))
     train.run(tiny_run.config(steps=1, **moved), str(tmp_path / 'run'))
     path = folder / 'tokenizer_config.json'
@@ -224,7 +218,7 @@ def refused(match, *arguments, **changes):
     assert '\n' not in str(error.value)
 
 
-def test_folders_that_are_no_branch_are_refused_and_left_alone(old, copy, tmp_path, monkeypatch):
+def test_folders_that_are_no_branch_are_refused_and_left_alone(old, copy, divisible, tmp_path, monkeypatch):
     monkeypatch.setattr(compiled.Executable, 'lower', lambda _: pytest.fail('has compiled'))
     (tmp_path / 'mine').mkdir()
     (tmp_path / 'mine' / 'letter.txt').write_text('dear')
@@ -237,8 +231,8 @@ def test_folders_that_are_no_branch_are_refused_and_left_alone(old, copy, tmp_pa
     refused(cold, copy, 6, Steering(branch=str(tmp_path / 'child')), supervised__updates=200)
     shutil.rmtree(copy / 'checkpoints')
     refused('holds no finished checkpoint', copy, 6, Steering(branch=str(tmp_path / 'child')))
-    other = {'model__path': small_model.write(tmp_path / 'model')}
-    refused(r'params/embed is .* in this model', old, 6, Steering(branch=str(tmp_path / 'child')), **other)
+    branch = Steering(branch=str(tmp_path / 'child'))
+    refused(r'params/embed is .* in this model', old, 6, branch, model__path=divisible)
     assert not (tmp_path / 'child').exists()
 
 
@@ -291,14 +285,13 @@ def test_a_new_run_is_anchored_to_the_policy_of_another(old, tmp_path):
     assert_equal(state.ref_params, checkpoint.read_params(str(old), state.params)[0])
 
 
-def test_references_that_cannot_be_are_refused_before_anything_compiles(old, tmp_path, monkeypatch):
+def test_references_that_cannot_be_are_refused_before_anything_compiles(old, divisible, tmp_path, monkeypatch):
     monkeypatch.setattr(compiled.Executable, 'lower', lambda _: pytest.fail('has compiled'))
     where = tmp_path / 'run'
     refused('keeps no reference', where, 6, preset='dr_grpo', reference__path=str(old))
     refused('no such folder', where, 6, reference__path=str(tmp_path / 'nowhere'))
-    small = small_model.write(tmp_path / 'model')
-    refused('reference.path = .*no model.safetensors', where, 6, reference__path=small)
-    refused('reference.path = .*in this model', where, 6, reference__path=str(old), model__path=small)
+    refused('reference.path = .*no model.safetensors', where, 6, reference__path=divisible)
+    refused('reference.path = .*in this model', where, 6, reference__path=str(old), model__path=divisible)
     assert not where.exists()
 
 
@@ -319,8 +312,9 @@ MOVES = {
 
 
 @pytest.mark.parametrize('before, after', MOVES.values(), ids=MOVES)
-def test_a_run_that_is_moved_goes_on_with_the_same_losses(long, tmp_path, before, after, caplog):
-    before, after = ({'data__prompts_per_step': 8} | changes for changes in (before, after))
+def test_a_run_that_is_moved_goes_on_with_the_same_losses(long, divisible, tmp_path, before, after, caplog):
+    shared = {'data__prompts_per_step': 8, 'model__path': divisible}
+    before, after = (shared | changes for changes in (before, after))
     run(tmp_path / 'moved', 2, **before)
     shutil.copytree(tmp_path / 'moved', tmp_path / 'unmoved')
     caplog.clear()

@@ -271,7 +271,7 @@ def test_what_takes_how_long_changes_nothing(tmp_path, monkeypatch):
 
 
 def test_an_outage_does_not_last_in_what_it_has_left_under_way(tmp_path):
-    changes, away = dict(collection__in_flight=0, collection__staleness=1, rollout__max_tokens=8), []
+    changes, away = dict(collection__in_flight=0, collection__staleness=1), []
 
     def mine(completion, example):
         if away:

@@ -199,11 +199,11 @@ def test_a_reward_in_words_says_its_terms_and_a_verdict_that_differs(row, words)
 
 def test_a_run_dumps_the_reward_from_which_its_advantages_come(tmp_path):
     config = tiny_run.config(
-        seed=2, steps=2, log__rollouts=1, rollout__max_tokens=8, reward__length_shaping='overlong',
+        seed=2, steps=2, log__rollouts=1, reward__length_shaping='overlong',
         reward__truncated_reward=-0.25, reward__length_shaping_weight=0.5,
         reward__parts=(('numeric', 1.0), ('format', 0.1)),
     )  # fmt: skip
-    config.reward.options.overlong.margin = 7
+    config.reward.options.overlong.margin = 11
     train.run(config, str(tmp_path))
     metrics = tiny_run.rows(tmp_path)
     for step in range(2):

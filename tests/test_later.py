@@ -160,7 +160,7 @@ def events(monkeypatch):
 
 
 def test_nothing_but_the_cold_start_is_traced_before_its_first_row(tmp_path, events):
-    config = tiny_run.config(steps=1, supervised__updates=3)
+    config = tiny_run.config(steps=1, supervised__updates=2)
     train.run(config, str(tmp_path / 'run'))
     first = events.index(('row', 'cold start 0'))
     assert {name for _, name in events[:first]} == {'the update'}

@@ -59,11 +59,10 @@ def entries(file):
 
 EVERYTHING = {  # of one run: a cold start, adapters, resampling, prompts that retire, numbers that adapt, a baseline
     'preset': 'grpo',
-    'model__path': tiny_run.DEMO,  # some of whose first completions are right, as the probe needs
     'steps': 1,
     'evaluation__prompts': 2,
-    'evaluation__samples': 2,
-    'supervised__updates': 1,
+    'supervised__updates': 40,  # so that some of the first completions are right, as the probe needs
+    'supervised__optimizer__learning_rate': 1e-2,
     'model__lora__rank': 2,
     'algorithm__kl_target': 0.1,
     'algorithm__regularizers': ('entropy_bonus',),

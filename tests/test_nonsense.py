@@ -134,7 +134,7 @@ def put(config, key, value):
     section = config
     for part in path:
         section = section[part]
-    with config.ignore_type(), config.unlocked():
+    with section.ignore_type(), section.unlocked():
         del section[name]  # else the new value would be cast to the old one's type
         section[name] = value
     return config

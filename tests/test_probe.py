@@ -16,21 +16,16 @@ from grpo_jax.run import checkpoint, observers
 from grpo_jax.run.open import make_run_learner, open_run, open_splits
 from grpo_jax.run.settings import Settings
 from grpo_jax.types import Experience, Rollout
-from tests import small_model, tiny_run
+from tests import tiny_run
 
 NAN = float('nan')
 OBSERVED = dict(log__probe_every=1, log__probe_prompts=3, log__kl_every=2)
 
 
 def config(**changes):
-    quick = dict(evaluation__prompts=2, evaluation__samples=2, checkpoint__every=1, checkpoint__keep=9)
-    cold = dict(supervised__updates=20, supervised__optimizer__learning_rate=2e-2)
+    quick = dict(checkpoint__every=1, checkpoint__keep=9)
+    cold = dict(supervised__updates=40, supervised__optimizer__learning_rate=1e-2)
     return tiny_run.config(**dict(steps=5) | quick | cold | changes)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def small(tmp_path_factory):
-    OBSERVED['model__path'] = small_model.write(tmp_path_factory.mktemp('small'))
 
 
 @pytest.fixture(scope='module')

@@ -33,7 +33,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
     workdir = str(tmp_path_factory.mktemp('runs') / 'tiny')
-    return workdir, train.run(tiny_run.config(log__rollouts=2, supervised__updates=4), workdir, profile=(1, 1))
+    return workdir, train.run(tiny_run.config(steps=6, log__rollouts=2, supervised__updates=2), workdir, profile=(1, 1))
 
 
 def test_a_callback_sees_each_step_as_its_row_of_metrics(tmp_path):

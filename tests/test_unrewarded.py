@@ -53,7 +53,7 @@ def test_the_count_goes_on_where_a_run_was_stopped(tmp_path):
 
 def test_a_run_whose_reward_breaks_ends_in_one_line_also_when_it_is_resumed(tmp_path):
     config = tiny_run.config(
-        reward__parts=(('mine', 1.0),), reward__verifier='', checkpoint__every=1, supervised__updates=0
+        steps=6, reward__parts=(('mine', 1.0),), reward__verifier='', checkpoint__every=1, supervised__updates=0
     )
     config.evaluation.every = 0
     judged = []

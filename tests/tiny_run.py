@@ -25,7 +25,7 @@ FLAGS = [
 def config(**changes):
     """The arithmetic demo cut down; changes are dotted keys with __ for the dots."""
     small = arithmetic.get_config(changes.pop('preset', 'dr_grpo'))
-    small.steps, small.model.path = 6, MODEL
+    small.steps, small.model.path = 3, MODEL
     small.data.options = {'digits': 1, 'count': 40, 'blurts': 0.5, 'wrong': 0.5}
     small.data.prompts_per_step, small.data.max_prompt_tokens = 4, 6
     small.rollout.group_size, small.rollout.max_tokens = 4, 12

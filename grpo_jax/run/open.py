@@ -402,9 +402,10 @@ def make_whole_config(config: Any, algorithm: Algorithm | None = None) -> Any:
     config = config.copy_and_resolve_references()
     if 'algorithm' not in config:  # which the settings refuse
         return config
-    section = algorithms.to_section(algorithm) if algorithm else algorithms.file_numbers(config.algorithm)
-    with config.unlocked(), config.ignore_type():
-        config.algorithm.update({key: x for key, x in section.items() if algorithm or key not in config.algorithm})
+    section = config.algorithm
+    numbers = algorithms.to_section(algorithm) if algorithm else algorithms.file_numbers(section)
+    with section.unlocked(), section.ignore_type():
+        section.update({key: x for key, x in numbers.items() if algorithm or key not in section})
     return config
 
 

@@ -134,7 +134,7 @@ def config(folder, **changes):
 
 
 def test_pairs_of_a_file_train_dpo(pairs, tmp_path):
-    train.run(config(pairs, optimizer__learning_rate=1e-3), str(tmp_path / 'run'))
+    train.run(config(pairs, optimizer__learning_rate=1e-3, evaluation__prompts=2), str(tmp_path / 'run'))
     rows = tiny_run.rows(tmp_path / 'run')
     assert rows[0]['loss'] == pytest.approx(np.log(2), abs=1e-5)  # policy and reference are the same
     assert len(rows) == 2 and rows[1]['loss'] != rows[0]['loss'] and rows[1]['finite'] == 1

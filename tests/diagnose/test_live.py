@@ -85,7 +85,7 @@ def test_a_diagnosis_stops_the_run_which_goes_on_and_says_the_same(collapsed, tm
 def judged(workdir, on, table):
     """(the texts that Monitors showed, at which rows they asked to stop)."""
     shown, asked = [], []
-    context = Context.from_config(tiny_run.config(diagnose__on=on), optimizer='optimizer')
+    context = Context.from_config(tiny_run.config(steps=6, diagnose__on=on), optimizer='optimizer')
     writer = SimpleNamespace(text=lambda *text: shown.append(text))
     monitors = loop.Monitors(str(workdir), context, on, writer)
     for row in table:

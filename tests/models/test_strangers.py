@@ -218,7 +218,7 @@ DAMAGE = {
         ['model_type', 'mine'],
     ),
     'config: sliding layers': (
-        lambda f: change(f, 'config.json', layer_types=['sliding_attention']),
+        lambda f: change(f, 'config.json', layer_types=['sliding_attention'] * 2),
         ['sliding_window'],
     ),
     'config: part of a rotation': (

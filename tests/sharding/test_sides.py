@@ -197,7 +197,8 @@ def test_twenty_steps_on_two_sides_are_those_of_one_mesh(long, config, tmp_path)
 
 
 def test_draws_sampled_beside_the_learner_are_those_of_one_mesh_and_both_work_at_once(config, tmp_path, monkeypatch):
-    options = dict(preset='grpo', steps=4, log__rollouts=1, collection__staleness=1, algorithm__correction='truncated')
+    options = dict(preset='grpo', steps=4, log__rollouts=1, model__dtype='bfloat16')
+    options |= dict(collection__staleness=1, algorithm__correction='truncated')
     expected, one = run(tmp_path, config(**options), 'one')
     began, draws, updates = [threading.Event() for _ in range(5)], itertools.count(), itertools.count()
     finish, update = Engine._finish_rows, Update.__call__
