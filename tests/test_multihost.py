@@ -346,6 +346,8 @@ from grpo_jax.errors import CannotWrite
 from grpo_jax.hosts import files, lock, processes
 from grpo_jax.run import cli, signals
 
+processes.POLL_SECONDS, processes.NOTICE_SECONDS = 1, 2  # half of what users wait
+
 def main():
     with lock.own(flags.FLAGS.workdir), signals.Signals(0) as heard:
         processes.exchange_stop('the start', {})

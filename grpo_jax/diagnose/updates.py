@@ -24,7 +24,7 @@ SOON = 2  # steps in a row
 # metrics that show how far a policy has moved -> factor, up or down, that a healthy one takes many steps for
 MOVES = {'entropy': 2.0, 'length': 1.5, 'kl_ref': 10.0}
 SHARES, RISE = ('truncated', 'unparsed', 'repetitive'), 0.25  # shares of completions that degenerate, and their rise
-FAST = 4.0  # factor by which entropy falls; alone it is no fault: at 3e-4 labs/sums learns while it falls so in 7 steps
+FAST = 3.0  # factor by which entropy falls; alone it is no fault: at 3e-4 labs/sums learns while it falls so in 7 steps
 LESS = 0.2  # share of a step's prompts; a step has some dozens
 SPIKES = 2  # so many spikes in a window are too many
 TWICE = 2  # a max_grad_norm of so many usual gradients clips nothing but spikes
@@ -38,7 +38,7 @@ def large_updates(rows: Rows, context: Context) -> Sign | None:
     Worse: the reward fell by half its standard deviation within config.diagnose.patience steps, and entropy, length or
     the KL to the reference changed by a factor for which a healthy run takes many steps, or the share of completions
     that are cut off, unreadable or repetitive rose by 0.25. Narrower: within config.diagnose.window steps the
-    entropy fell to a quarter, and more prompts than before have no right completion: more groups are all wrong, or
+    entropy fell to a third, and more prompts than before have no right completion: more groups are all wrong, or
     pass@k of held-out prompts fell, though greedy accuracy may rise.
     """
     return _find_break(rows, context) or _find_narrowing(rows, context)

@@ -100,7 +100,7 @@ FAILURES = {
 def test_a_server_that_fails_is_counted_and_bounded_and_the_rest_is_judged(tmp_path):
     ways = {f'{n % 10} {way[:30]}': [way] * 9 for n, way in enumerate(FAILURES)}
     texts = [*ways, '5']
-    with serving(ways) as service, build(service, tmp_path, retries=2, timeout=2.0, deadline=60.0) as functions:
+    with serving(ways) as service, build(service, tmp_path, retries=2, timeout=1.0, deadline=60.0) as functions:
         rewarded = ask(functions, texts)
         retried = counts(functions)['retries']
     missing, refused, asked = zip(*FAILURES.values(), strict=True)
@@ -112,7 +112,7 @@ def test_a_server_that_fails_is_counted_and_bounded_and_the_rest_is_judged(tmp_p
     assert [service.asked[text] for text in texts] == [*asked, 1] and retried == sum(asked) - len(asked)
     assert service.flooded < 32 * 2**20 and service.paths == {'/v1/chat/completions'}
     assert 'sk-secret' not in ' '.join(rewarded.errors) + (tmp_path / 'verdicts.jsonl').read_text()
-    assert 'gave no answer in 2 s' in rewarded.errors[0] and 'status 500' in rewarded.errors[7]
+    assert 'gave no answer in 1 s' in rewarded.errors[0] and 'status 500' in rewarded.errors[7]
 
 
 def test_a_server_that_comes_back_costs_time_alone(tmp_path):
