@@ -21,11 +21,12 @@ def write(folder, **changes):
     return str(folder)
 
 
-def write_drawn(folder, seed):
-    """Writes the folder of a small run's model with weights that are drawn, and returns its path."""
-    model_config = families.load_config(tiny_run.MODEL)
+def write_drawn(folder, seed, **changes):
+    """Writes the folder of such a model with weights that are drawn, and returns its path."""
+    source = write(f'{folder}_without_weights', **changes)
+    model_config = families.load_config(source)
     params = jax.jit(transformer.init, static_argnums=1)(jax.random.key(seed), model_config)
-    hf.save(str(folder), tiny_run.MODEL, params, model_config, np.float32)
+    hf.save(str(folder), source, params, model_config, np.float32)
     return str(folder)
 
 

@@ -20,7 +20,8 @@ from tests import small_model, tiny_run
 def folders(tmp_path_factory):
     """(folder of a teacher, folder of a smaller student without weights)."""
     folder = tmp_path_factory.mktemp('models')
-    return small_model.write_drawn(folder / 'teacher', seed=5), small_model.write(folder / 'student')
+    teacher = small_model.write_drawn(folder / 'teacher', seed=5, num_hidden_layers=3)
+    return teacher, small_model.write(folder / 'student')
 
 
 def config(folders, **changes):
@@ -47,7 +48,8 @@ def test_a_student_comes_nearer_to_its_teacher_and_resumes_exactly(folders, tmp_
     jax.tree.map(np.testing.assert_array_equal, state.params, resumed.params)
     assert differences(tiny_run.rows(tmp_path / 'cut')) == differences(rows)
 
-    shutil.copy(os.path.join(small_model.write_drawn(tmp_path / 'other', seed=6), 'model.safetensors'), moved)
+    other = small_model.write_drawn(tmp_path / 'other', seed=6, num_hidden_layers=3)
+    shutil.copy(os.path.join(other, 'model.safetensors'), moved)
     with pytest.raises(BadInput, match=r'teacher\.path.*other weights'):
         train.run(config(folders, steps=9, **changes), str(tmp_path / 'cut'))
 
