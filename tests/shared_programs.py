@@ -11,8 +11,8 @@ from grpo_jax.sampler import programs
 from grpo_jax.sharding import compiled
 
 MADE = {}  # {key: (Executable, the objects whose ids are in the key)} of learners, the oldest first
-MOST = 48  # programs that are kept, since each takes memory
-SAMPLERS, MOST_OF_SAMPLERS = {}, 512  # {key: Executable} of samplers, which have some ten small ones each
+MOST = 24  # programs that are kept, since each takes memory
+SAMPLERS, MOST_OF_SAMPLERS = {}, 128  # {key: Executable} of samplers, which have some ten small ones each
 # packages whose functions are traced, which a test may patch
 TRACED = ('grpo_jax.algorithms', 'grpo_jax.learner', 'grpo_jax.models', 'grpo_jax.sampler', 'grpo_jax.sharding')
 make_executable, make_of_sampler = compiled.make_executable, programs.SamplerPrograms._make
