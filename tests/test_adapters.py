@@ -37,7 +37,7 @@ def config(**changes):
 @pytest.fixture(scope='module', autouse=True)
 def models(tmp_path_factory):
     """Folders of two models that differ in their weights alone; runs begin from the first."""
-    # the first of which learns in its first step
+    # seed 3 gives a model that learns in its first step
     folders = [small_model.write_drawn(tmp_path_factory.mktemp('model') / 'of', seed) for seed in (3, 2)]
     CHANGES.update(model__path=folders[0], model__random_init=False)
     return folders

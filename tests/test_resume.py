@@ -27,7 +27,7 @@ OURS = re.compile(
 )
 SMALL = [
     *tiny_run.FLAGS,
-    # the demo's model, of which nothing is diagnosed late: a diagnosis has the flags of its start, also --amend
+    # a diagnosis quotes the command of its start; the demo's model gets none after the last start, which lacks --amend
     f'--config.model.path={tiny_run.DEMO}',
     '--config.rollout.max_tokens=12',
     '--config.supervised.updates=4',

@@ -7,14 +7,10 @@ import shutil
 import sys
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 
 from grpo_jax.errors import BadInput
 from grpo_jax.hosts import json_file
-from grpo_jax.models import hf, transformer
-from grpo_jax.models.hf import families
 from grpo_jax.ranges import Kind
 from grpo_jax.run import steering
 from grpo_jax.run.open import open_config
@@ -224,11 +220,7 @@ def test_data_that_moved_are_the_same_data_and_others_are_not(tmp_path):
 
 
 def test_a_model_that_moved_is_the_same_model_and_another_is_not(tmp_path):
-    begun, folder = tmp_path / 'run', small_model.write(tmp_path / 'model')
-    model_config = families.load_config(folder)
-    params = jax.device_get(jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), model_config))
-    folder = str(tmp_path / 'weights')
-    hf.save(folder, str(tmp_path / 'model'), params, model_config, np.float32)
+    begun, folder = tmp_path / 'run', small_model.write_drawn(tmp_path / 'weights', seed=0)
     changes = {'supervised__updates': 0, 'model__random_init': False}
     tiny_run.record(open_config(tiny_run.config(model__path=folder, **changes), str(begun)))
     shutil.copytree(folder, tmp_path / 'copy')

@@ -24,7 +24,7 @@ SOON = 2  # steps in a row
 # metrics that show how far a policy has moved -> factor, up or down, that a healthy one takes many steps for
 MOVES = {'entropy': 2.0, 'length': 1.5, 'kl_ref': 10.0}
 SHARES, RISE = ('truncated', 'unparsed', 'repetitive'), 0.25  # shares of completions that degenerate, and their rise
-FAST = 3.0  # factor by which entropy falls; alone it is no fault: at 3e-4 labs/sums learns while it falls so in 7 steps
+FAST = 3.0  # factor by which entropy falls; alone it is no fault: at 3e-4 labs/sums learns while it falls so in 4 steps
 LESS = 0.2  # share of a step's prompts; a step has some dozens
 SPIKES = 2  # so many spikes in a window are too many
 TWICE = 2  # a max_grad_norm of so many usual gradients clips nothing but spikes
