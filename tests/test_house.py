@@ -44,7 +44,7 @@ FLOORS = [
 BATTERIES = ('rewards', 'data', 'environments', 'workers', 'diagnose')  # chosen by a file's name, or passive
 
 # upper bounds of an honest house, which each issue moves by what it may add: lines and tokens of the core and of all
-BUDGETS = {'core': (24_442, 186_655), 'all': (42_073, 313_012)}
+BUDGETS = {'core': (24_444, 186_664), 'all': (42_075, 313_021)}
 RUN_FILES = 16
 DEMO_MODULES, MINIMAL_MODULES = 156, 43  # of grpo_jax, that two steps of the demo load, and examples/minimal_loop.py
 
