@@ -112,7 +112,7 @@ def run(main):
     42, a second one with 128 + its number, Ctrl-C elsewhere with status 130.
     """
     console.install_for_command()
-    gc.freeze()  # what imports made stays; Python's collector would look at it again and again: 6 % of a short run
+    gc.freeze()  # what imports made stays; Python's collector would look at it again and again, 6 % of a warm start
     if CACHE_FROM not in os.environ:
         jax.config.update(CACHE_FROM.lower(), CACHED_FROM)
     _define_processes()
